@@ -118,7 +118,7 @@ def cheapest(
         if _takes_less_time(usual, stock):
             plans = _with_smaller_tiles(request, captured, tables, plans, stock)
             best = _best(plans)
-            is_sure = _is_surely_better(best, stock) or not is_simulated
+            is_sure = not is_simulated or _is_surely_better(best, stock)
             if is_sure and (best is usual or _takes_less_time(best, stock)):
                 return best
     if not is_simulated:
@@ -170,7 +170,7 @@ def _takes_less_time(plan: Candidate, stock: InputRun) -> bool:
 
 
 def _is_surely_better(plan: Candidate, stock: InputRun) -> bool:
-    """Whether a plan that takes less time needs so little memory that no other may be better."""
+    """Whether a plan that takes less time needs so little memory that it is worth no search."""
     run = plan.after
     assert run is not None
     if run.peak <= max(SURE_PEAK, _least_peak(stock)):
@@ -179,7 +179,7 @@ def _is_surely_better(plan: Candidate, stock: InputRun) -> bool:
 
 
 def _least_peak(stock: InputRun) -> int:
-    """Bytes on a worker that any plan needs, or hardly more."""
+    """Bytes on a worker below which no plan is searched: its results, or hardly more."""
     return max(SMALL_PEAK, int(MORE_MEMORY * stock.kept))
 
 
@@ -262,7 +262,7 @@ def _other_plan(
     # it may have become that of the input's own graph
     if other is None or not _may_replace(request, other, usual):
         return None
-    if "keep" in options:
+    if "keep" in options and other.planned.pinned == usual.planned.pinned:
         other = with_bound_of(other, usual)
     return with_prediction(request, replace(other, before=usual.before), stock.work)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import dask
@@ -73,11 +73,12 @@ def compute(
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
     found, repack = unpack(*collections, traverse=traverse)
-    if not found:
-        return collections
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
         client = _client(workers, found)
+        if not found:
+            is_awaited = client is not None and client.asynchronous
+            return _completed(collections) if is_awaited else collections
         optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
     if len(found) == 1:
         optimized = (optimized,)
@@ -88,6 +89,11 @@ def compute(
             return repack(gather(client, optimized, received))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
         return repack(dask_compute(*optimized, traverse=False, scheduler=scheduler))
+
+
+async def _completed(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What there is nothing to compute of."""
+    return results
 
 
 async def _awaited(
@@ -109,9 +115,13 @@ def _client(workers: Any, collections: Any) -> Client | None:
         try:
             client = getattr(get_scheduler(collections=collections), "__self__", None)
         except RuntimeError:
-            # that of an asynchronous client
-            chosen = dask.config.get("scheduler", default=None)
-            client = chosen if isinstance(chosen, Client) else get_client()
+            # that of an asynchronous client, or there is none
+            client = dask.config.get("scheduler", default=None)
+            if not isinstance(client, Client):
+                with suppress(ValueError):
+                    client = get_client()
+            if not isinstance(client, Client):
+                raise
     if not isinstance(client, Client):
         return None
     if client.asynchronous:

@@ -36,12 +36,14 @@ def unpack(
         if not found:
             return given
         values = repack(others)
+        if not trees:
+            return tuple(values)
         nodes: Iterator[Any] = iter(values[len(given) :])
         new = [
             tree_of(tree, {path: next(nodes) for path in each})
             for tree, each in zip(trees, datasets, strict=True)
         ]
-        return tuple(_with_trees(value, new) for value in values[: len(given)])
+        return tuple(_with_trees(*each, new) for each in zip(without, values, strict=False))
 
     return list(found), put
 
@@ -71,12 +73,13 @@ def _without_trees(value: Any, trees: list[Any], traverse: bool) -> Any:
     return value
 
 
-def _with_trees(value: Any, trees: Sequence[Any]) -> Any:
-    """Undo `_without_trees`, with other trees."""
-    if type(value) is _Place:
-        return trees[value.number]
-    if type(value) in (list, tuple):
-        return type(value)(_with_trees(each, trees) for each in value)
-    if type(value) is dict:
-        return {key: _with_trees(each, trees) for key, each in value.items()}
+def _with_trees(given: Any, value: Any, trees: Sequence[Any]) -> Any:
+    """Other trees in the places of a result; `given` is what `_without_trees` made of it."""
+    if type(given) is _Place:
+        return trees[given.number]
+    if type(given) in (list, tuple):
+        parts = zip(given, value, strict=True)
+        return type(given)(_with_trees(each, part, trees) for each, part in parts)
+    if type(given) is dict:
+        return {key: _with_trees(each, value[key], trees) for key, each in given.items()}
     return value

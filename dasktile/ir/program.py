@@ -185,7 +185,8 @@ class Edge:
         True where several tasks of an unchanged operation read the array, each in some of its
         `chunks`: not all of it is needed on one worker.
     picks
-        If given, the elements of one axis, which has no label in `axes`, that iterations read.
+        If given, the elements of one axis that iterations read; all of them read the same part of
+        it by `axes`, unless an affine window is narrow.
     """
 
     producer: int

@@ -475,7 +475,7 @@ def plan(
             repr(settings), search_seconds, seed,
         )  # fmt: skip
     except ValueError as error:
-        if target.workers > 1:
+        if target.workers > 1 and "memory_limit" in str(error):
             error.add_note(
                 f"{target.workers} workers are planned for as one with the sum of their memory"
             )

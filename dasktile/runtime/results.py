@@ -47,7 +47,7 @@ def gather(
     The results, one for each collection.
     """
     with _Gathering(client, collections, received) as gathering:
-        for batch in _ready(client, gathering.futures):
+        for batch in _ready(client, gathering.start()):
             gathering.add(batch, client.gather(batch))
         return gathering.joined()
 
@@ -67,7 +67,7 @@ async def gather_asynchronously(
     The results, one for each collection.
     """
     with _Gathering(client, collections, received) as gathering:
-        async for batch in _ready_asynchronously(client, gathering.futures):
+        async for batch in _ready_asynchronously(client, gathering.start()):
             gathering.add(batch, await client.gather(batch))
         return gathering.joined()
 
@@ -100,15 +100,14 @@ class _Gathering:
                 self._owners.setdefault(key, []).append(result)
 
     def __enter__(self) -> Self:
-        self._received(0, len(self._owners))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._release()
 
-    @property
-    def futures(self) -> list[Future[Any]]:
-        """The futures of all values."""
+    def start(self) -> list[Future[Any]]:
+        """The futures of all values, of which none has arrived."""
+        self._received(0, len(self._owners))
         return [self._futures[key] for key in self._owners]
 
     def add(self, batch: Sequence[Future[Any]], values: Sequence[Any]) -> None:
@@ -137,7 +136,8 @@ def _submitted(
     # the optimised expression of a dataframe may have other partitions than the collection says
     in_blocks = [collection for collection in collections if not _is_expression(collection)]
     persisted = iter(client.persist(in_blocks) if in_blocks else ())
-    results: list[_Result] = []
+    results: list[_Result | None] = []
+    whole: list[Any] = []
     for collection in collections:
         blocks = None if _is_expression(collection) else next(persisted)
         if blocks is not None:
@@ -147,11 +147,13 @@ def _submitted(
             if futures.keys() >= set(result.keys):
                 results.append(result)
                 continue
-        # Dask joins the blocks on a worker
-        whole = client.compute(collection if blocks is None else blocks)
-        futures[whole.key] = whole
-        results.append(_Value(whole.key))
-    return results
+        results.append(None)
+        whole.append(collection if blocks is None else blocks)
+    # Dask joins the blocks of these on a worker
+    joined = client.compute(whole) if whole else []
+    futures.update({future.key: future for future in joined})
+    values = (_Value(future.key) for future in joined)
+    return [next(values) if result is None else result for result in results]
 
 
 def _is_expression(collection: Any) -> bool:

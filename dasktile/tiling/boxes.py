@@ -20,7 +20,7 @@ Bools = npt.NDArray[np.bool_]
 
 #: Sum of the ranges in which the blocks of a take have their elements, over the length of the axis,
 #: above which the elements are sent, and not the ranges (as `dasktile.lower.kernels.views` writes
-#: takes).
+#: takes, for the blocks of the plan; here those of the input count, as the others are not known).
 MOST_SPANNED = 2
 
 
@@ -48,11 +48,18 @@ class Taken:
             The ranges, (ranges, workers): the same ones for all workers if these are one column.
         """
         counts = np.zeros((len(lo), len(self.elements), len(self.elements[0])))
+        #: Workers that have the same part share its elements.
+        known: dict[tuple[int, int], Ints] = {}
         for kind, by_worker in enumerate(self.elements):
             for worker, elements in enumerate(by_worker):
-                ends = (bound[:, min(worker, bound.shape[1] - 1)] for bound in (hi, lo))
-                after, before = (np.searchsorted(elements, end) for end in ends)
-                counts[:, kind, worker] = np.maximum(after - before, 0)
+                column = min(worker, lo.shape[1] - 1)
+                key = id(elements), column
+                if key not in known:
+                    after, before = (
+                        np.searchsorted(elements, bound[:, column]) for bound in (hi, lo)
+                    )
+                    known[key] = np.maximum(after - before, 0)
+                counts[:, kind, worker] = known[key]
         return counts
 
 

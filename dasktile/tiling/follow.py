@@ -60,12 +60,13 @@ class Blocks:
         return Blocks(tuple(edges), self.owned, tuple(steps))
 
     def in_boxes(
-        self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats] | None = None
+        self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats, Ints] | None = None
     ) -> Floats:
         """Elements that workers have of their boxes, (candidates,) for (candidates, workers).
 
         All elements count in the boxes, or those that count in the blocks.  `counted` are an axis
-        along which only some do, and their numbers by block: (blocks, candidates, workers).
+        along which only some do, their numbers by block, kind and worker, and the kind of each
+        candidate.
         """
         elements = np.zeros(len(lo))
         for worker, owned in enumerate(self.owned):
@@ -74,7 +75,7 @@ class Blocks:
             left = np.broadcast_to(owned.astype(np.float64), (len(lo), *owned.shape))
             for axis, edges in enumerate(self.edges):
                 if counted is not None and counted[0] == axis:
-                    shared = counted[1][..., worker].T
+                    shared = counted[1][..., worker][:, counted[2]].T
                 else:
                     shared = np.maximum(
                         np.minimum(hi[:, worker, axis, None], edges[None, 1:])

@@ -124,6 +124,11 @@ def made_where_read(
         for count in range(1, len(needs) + 1)
         for group in itertools.combinations(needs, count)
     ]
+    taken = needs[0].taken
+    counts = None
+    if taken is not None:
+        at = edges[taken.axis]
+        counts = taken.within(at[:-1, None], at[1:, None])
     entries = workers * math.prod(map(len, chunks))
     step = max(1, BLOCK // max(1, entries))
     for start in range(0, columns, step):
@@ -134,9 +139,10 @@ def made_where_read(
         ]
         found = _received_by_few(common, edges) if step == 1 else None
         if found is None:
-            read = np.sum([sign * _by_block(boxes, edges) for sign, boxes in common], axis=0)
+            found_of = [sign * _by_block(boxes, edges, counts) for sign, boxes in common]
+            read = np.sum(found_of, axis=0)
             total = read.sum(axis=1)
-            if any(need.taken is not None for need in needs):
+            if counts is not None:
                 mean = total / np.maximum((read > 0).sum(axis=1), 1)
                 here = mean + TAKEN_WHERE_MOST * (read.max(axis=1) - mean)
             else:
@@ -207,14 +213,16 @@ def _spans(boxes: Boxes, edges: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.stack(firsts, axis=1), np.stack(counts, axis=1)
 
 
-def _by_block(boxes: Boxes, edges: Sequence[Ints]) -> Table:
-    """Elements that each worker has of each block: (candidates, workers, blocks)."""
+def _by_block(boxes: Boxes, edges: Sequence[Ints], counts: Table | None) -> Table:
+    """Elements that each worker has of each block: (candidates, workers, blocks).
+
+    `counts` are those that are taken, by block along their axis, kind and worker.
+    """
     rows, workers, axes = boxes.lo.shape
     found = boxes.active[..., None].astype(np.float64)
     for axis in range(axes):
-        if boxes.taken is not None and boxes.kinds is not None and boxes.taken.axis == axis:
-            at = edges[axis]
-            counts = boxes.taken.within(at[:-1, None], at[1:, None])
+        is_taken = boxes.taken is not None and boxes.taken.axis == axis
+        if is_taken and counts is not None and boxes.kinds is not None:
             shared = np.moveaxis(counts, 0, -1)[boxes.kinds[:, axis]]
         else:
             at = boxes.step(axis).before(edges[axis])
@@ -350,8 +358,7 @@ def _overlap(held: Boxes | Blocks, need: Boxes, known: dict[object, Table]) -> T
     counted = None
     if need.taken is not None and need.kinds is not None:
         axis, edges = need.taken.axis, held.edges[need.taken.axis]
-        found = need.taken.within(edges[:-1, None], edges[1:, None])
-        counted = axis, found[:, need.kinds[:, axis]]
+        counted = axis, need.taken.within(edges[:-1, None], edges[1:, None]), need.kinds[:, axis]
     blocks = held.numbered(need.steps)
     return blocks.in_boxes(need.lo, need.hi, need.active, counted)[None, :]
 

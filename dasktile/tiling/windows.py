@@ -61,7 +61,8 @@ def sent_share(
 
 def _whole(node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]) -> Bools:
     """For every candidate, whether all workers read whole windows, one after another."""
-    if any(need.step(axis).step != 1 for axis in own):
+    is_taken = need.taken is not None and need.taken.axis in inner
+    if is_taken or any(need.step(axis).step != 1 for axis in own):
         return np.zeros(len(need.lo), dtype=bool)
     length = (need.hi - need.lo)[:, :, inner]
     full = (length == [node.shape[axis] for axis in inner]).all(axis=2)

@@ -201,6 +201,24 @@ def test_nothing_stays_on_the_cluster(cluster: LocalCluster, client: Client) -> 
     assert not client.futures
 
 
+def test_results_are_returned_as_they_are(client: Client) -> None:
+    shared = [1]
+    (result,) = dasktile.compute(dask.delayed(lambda: [shared, shared])(), scheduler="sync")
+    assert result[0] is result[1]
+    with dask.config.set(scheduler="distributed"):
+        assert dasktile.compute(noise().sum(), [noise().min()])[1][0] >= 0
+
+
+def test_futures_are_released_if_the_progress_bar_fails(client: Client) -> None:
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        results.gather(client, [noise() + 1], fails)
+    client.sync(asyncio.sleep, 0)
+    assert not client.futures
+
+
 def test_a_progress_bar(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     dasktile.compute(noise() + 1, progress=True)
     shown = capsys.readouterr()
@@ -239,6 +257,7 @@ def test_an_asynchronous_client(cluster: LocalCluster, capsys: pytest.CaptureFix
                 await dasktile.compute(dask.delayed(divmod)(1, 0), **options)
             await asyncio.sleep(0)
             assert not client.futures
+            assert await dasktile.compute(5, **options) == (5,)
 
     asyncio.run(computed())
     assert "/" in capsys.readouterr().err

@@ -536,9 +536,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Place tasks whose layer names have no placement next to tasks that have one.
 
-        A slice is placed on the worker of its tile, or of the large block of data that it is cut
-        from; a pick on that of its bundle; another task that reads only data of the graph on that
-        of its readers; and a task that is the only reader of its inputs on that of these inputs.
+        A slice of a plan is placed on the worker of its tile, or of the large block of data that it
+        is cut from; a pick on that of its bundle; another task that reads only data of the graph on
+        that of its readers; and a task that is the only reader of its inputs on that of these.
 
         Parameters
         ----------

@@ -83,7 +83,9 @@ def is_cut_data(ts: TaskState) -> bool:
     """
     if not is_data(ts) or len(ts.dependents) < 2:
         return False
-    return getattr(getattr(ts.run_spec, "value", None), "nbytes", 0) >= CUT_DATA
+    value: Any = getattr(ts.run_spec, "value", None)
+    # of NumPy or CuPy; an array in a store has a size, too
+    return type(value).__name__ == "ndarray" and value.nbytes >= CUT_DATA
 
 
 def _hold(ts: TaskState) -> None:

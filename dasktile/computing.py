@@ -75,7 +75,13 @@ def compute(
     found, repack = unpack(*collections, traverse=traverse)
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
-        client = _client(workers, found)
+        try:
+            client = _client(workers, found)
+        except (RuntimeError, ValueError):
+            # as Dask, which looks for no scheduler where there is nothing to compute
+            if found:
+                raise
+            client = None
         if not found:
             is_awaited = client is not None and client.asynchronous
             return _completed(collections) if is_awaited else collections

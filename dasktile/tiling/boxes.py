@@ -39,6 +39,10 @@ class Taken:
     axis: int
     elements: tuple[tuple[Ints, ...], ...]
 
+    def by_block(self, edges: Ints) -> npt.NDArray[np.float64]:
+        """Number of elements in blocks with these bounds: (blocks, kinds, workers)."""
+        return self.within(edges[:-1, None], edges[1:, None])
+
     def within(self, lo: Ints, hi: Ints) -> npt.NDArray[np.float64]:
         """Number of elements in ranges: (ranges, kinds, workers).
 

@@ -125,10 +125,7 @@ def made_where_read(
         for group in itertools.combinations(needs, count)
     ]
     taken = needs[0].taken
-    counts = None
-    if taken is not None:
-        at = edges[taken.axis]
-        counts = taken.within(at[:-1, None], at[1:, None])
+    counts = None if taken is None else taken.by_block(edges[taken.axis])
     entries = workers * math.prod(map(len, chunks))
     step = max(1, BLOCK // max(1, entries))
     for start in range(0, columns, step):
@@ -357,8 +354,8 @@ def _overlap(held: Boxes | Blocks, need: Boxes, known: dict[object, Table]) -> T
         return _overlap_of_boxes(held, need, known)
     counted = None
     if need.taken is not None and need.kinds is not None:
-        axis, edges = need.taken.axis, held.edges[need.taken.axis]
-        counted = axis, need.taken.within(edges[:-1, None], edges[1:, None]), need.kinds[:, axis]
+        axis = need.taken.axis
+        counted = axis, need.taken.by_block(held.edges[axis]), need.kinds[:, axis]
     blocks = held.numbered(need.steps)
     return blocks.in_boxes(need.lo, need.hi, need.active, counted)[None, :]
 

@@ -209,6 +209,11 @@ def test_results_are_returned_as_they_are(client: Client) -> None:
         assert dasktile.compute(noise().sum(), [noise().min()])[1][0] >= 0
 
 
+@pytest.mark.parametrize("scheduler", ["distributed", "unknown"])
+def test_nothing_to_compute_needs_no_scheduler(scheduler: str) -> None:
+    assert dasktile.compute(5, scheduler=scheduler) == dask.compute(5, scheduler=scheduler) == (5,)
+
+
 def test_futures_are_released_if_the_progress_bar_fails(client: Client) -> None:
     def fails(*_: Any) -> None:
         raise ZeroDivisionError

@@ -1,7 +1,8 @@
 """The registry of user functions, with the axes along which their blocks may be cut.
 
-A function passed to ``map_blocks`` may do anything with its block, so by default its chunks
-are unchanged.  The user declares with :func:`register_kernel` how a function uses its axes.
+A function passed to ``map_blocks`` may do anything with its block, so its chunks are unchanged,
+unless its code shows what it reads (`dasktile.capture.tracing`).  The user declares with
+:func:`register_kernel` how a function uses its axes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def register_kernel(
     halo: Mapping[int, int] | None = None,
 ) -> Callable[..., Any]:
     """Declare how a function uses its axes, so that its blocks may be tiled.
+
+    A function that only calls functions of NumPy that work element by element, or linear filters
+    of `scipy.ndimage`, on its blocks need not be declared.
 
     The registry is local to this process.  In other processes, such as a scheduler that runs
     elsewhere, the chunks of the function are unchanged.

@@ -405,7 +405,10 @@ class TestWholeAxes:
 class TestRegistry:
     def test_registered_functions_are_tiled(self) -> None:
         def scale(block: np.ndarray) -> np.ndarray:
-            return block * 2
+            # the code of a function with a loop is not looked at
+            for factor in (2,):
+                block = block * factor
+            return block
 
         def rank(block: np.ndarray) -> np.ndarray:
             return block.argsort(-1)
@@ -495,7 +498,10 @@ class TestRegistry:
         assert "register_kernel" not in "".join(node.reason for node in two.program.nodes)
         register_kernel(smooth, halo={0: 2})
         result = captured(x.map_overlap(smooth, depth=1, boundary="none"))
-        assert "depth must be at least its halo" in result.program.nodes[-1].reason
+        assert (
+            "smooth in map_overlap reads 2 elements on either side: depth must be"
+            in result.program.nodes[-1].reason
+        )
         result = captured(x.map_overlap(smooth, depth=2, boundary="none"))
         assert not any(node.reason for node in result.program.nodes)
 
@@ -508,7 +514,7 @@ class TestWalk:
 
     def test_edges_of_opaque_nodes_have_the_chunks_of_the_graph(self) -> None:
         wide = x.rechunk((3, 8))
-        result = captured(wide.map_blocks(lambda block: block))
+        result = captured(wide.map_blocks(lambda block: block[::-1]))
         node, kernel = result.program.nodes[-1], result.kernels[-1]
         assert node.edges[0].chunks == ((3, 3), (8,))
         assert kernel == Verbatim((node.name,), (wide.name,))
@@ -724,7 +730,7 @@ def test_rows_and_reasons_name_the_call_of_the_user(array: Any, call: str) -> No
 
 def test_reasons_name_the_package_of_a_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
     def _hidden(block: np.ndarray) -> np.ndarray:
-        return block
+        return block[::-1]
 
     monkeypatch.setattr(_hidden, "__module__", "package.inner")
     assert last(x.map_blocks(_hidden))[0].reason.startswith(

@@ -1,4 +1,4 @@
-"""Recognisers of `map_overlap` of functions that are registered with a halo, and of moving windows.
+"""Recognisers of `map_overlap` of functions whose halo is known, and of moving windows.
 
 dask writes the first in four steps: every block is extended by its neighbours' edges (after an
 optional boundary is added around the array), blocks of boundary alone are dropped, the
@@ -26,8 +26,9 @@ from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Op
 from dasktile.capture.corrections import called_function
 from dasktile.capture.references import Key
 from dasktile.capture.rules.gradients import Coordinates, Gradient, read_gradient
+from dasktile.capture.rules.pointwise import use_of
 from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
-from dasktile.capture.user_kernels import KernelUse, lookup
+from dasktile.capture.user_kernels import KernelUse
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 #: For every axis, the depth before and after and whether it has a boundary; the input layer.
@@ -121,7 +122,7 @@ def sliding(view: GraphView, name: str) -> Operation | None:
 
 
 def stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
-    """A registered function of overlapping blocks, trimmed."""
+    """A function with a known halo, of overlapping blocks, trimmed."""
     return _stencil(view, name) or _declined(view, name)
 
 
@@ -136,7 +137,7 @@ def _stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
         return gradient
     if gradient is not None:
         return _gradient(view, new, gradient, trimming)
-    task, block, use = _registered(view, applied)
+    task, block, use = _applied(view, applied)
     if task is None or use is None or use.whole_axes:
         return None
     ndim = len(new.shape)
@@ -217,14 +218,16 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
         reason = f"{title} in map_overlap needs one input array and an output of its shape"
     elif (getattr(function, "__module__", "") or "").split(".")[0] == "dask":
         reason = f"{title} in map_overlap is not supported"
-    elif lookup(layer.task.func) is None:
+    elif (use := _use(layer)) is None or use.whole_axes:
         reason = (
             f"the result of {title} in map_overlap may depend on the chunks; if not, "
             f"declare its halo with dasktile.register_kernel({title}, halo=...)"
         )
     else:
+        depth = max(use.halo.values(), default=0)
         reason = (
-            f"{title} in map_overlap is registered: depth must be at least its halo, with trim=True"
+            f"{title} in map_overlap reads {depth} elements on either side: depth must be at least"
+            " that, with trim=True"
         )
     return NotRecognised(reason)
 
@@ -311,10 +314,8 @@ def _none(boundary: Any) -> bool:
     return isinstance(boundary, str) and boundary == "none"
 
 
-def _registered(
-    view: GraphView, name: str
-) -> tuple[Task | None, tuple[Any, ...], KernelUse | None]:
-    """A task of a layer that applies a registered function to each block of one array."""
+def _applied(view: GraphView, name: str) -> tuple[Task | None, tuple[Any, ...], KernelUse | None]:
+    """A task of a layer that applies a function with a known use to each block of one array."""
     nothing = (None, (), None)
     layer = view.layers.get(name)
     if not isinstance(layer, Blockwise) or layer.io_deps or added_axes(layer):
@@ -322,7 +323,7 @@ def _registered(
     arrays = [index for _, index in layer.indices if index is not None]
     if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices):
         return nothing
-    use = lookup(getattr(layer.task, "func", None))
+    use = _use(layer)
     if use is None:
         return nothing
     key = (name, *(0 for _ in layer.output_indices))
@@ -331,6 +332,14 @@ def _registered(
         return nothing
     (block,) = task.dependencies
     return (task, block, use) if isinstance(block, tuple) else nothing
+
+
+def _use(layer: Blockwise) -> KernelUse | None:
+    """How the function of a layer that it applies to blocks of one array uses their axes."""
+    task = layer.task
+    if not isinstance(task, Task):
+        return None
+    return use_of(task.func, task.kwargs, len(task.args), len(layer.output_indices))
 
 
 def _expected(

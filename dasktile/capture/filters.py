@@ -1,0 +1,127 @@
+"""Filters of `scipy.ndimage` of which every element depends on a known number of neighbours.
+
+All of them are correlations with fixed weights, which SciPy computes for each element by itself.
+Uniform, minimum, maximum and rank filters are not among them: they carry sums and queues along an
+axis, so that a NaN or a rounding error reaches elements far away.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+#: Numbers of neighbours on either side, by axis counted from the last; None stands for all axes.
+Depths = Mapping[int | None, int]
+
+_MODULE = "scipy.ndimage"
+
+#: How an array goes on beyond its ends.  Not among them are those that read its other end.
+_MODES = frozenset(("reflect", "nearest", "constant", "mirror", "grid-mirror", "grid-constant"))
+
+
+def depths_of(
+    function: Any, arguments: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Depths | None:
+    """The neighbours that each element of a filtered array depends on.
+
+    Parameters
+    ----------
+    function
+        The function that is called.
+    arguments, kwargs
+        Its arguments.  The first is the array, of which nothing is read.
+
+    Returns
+    -------
+    The depths, or None if the function is no filter of this module, or is called in a form that is
+    not supported.
+    """
+    name = getattr(function, "__name__", "")
+    rule = _RULES.get(name)
+    # nobody can have passed a function of a module that is not imported
+    if rule is None or getattr(sys.modules.get(_MODULE), name, None) is not function:
+        return None
+    assert callable(function)
+    try:
+        bound = inspect.signature(function).bind(*arguments, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    options = dict(bound.arguments)
+    options.update(options.pop("kwargs", {}))
+    mode, output = options.get("mode"), options.get("output")
+    modes = mode if isinstance(mode, (list, tuple)) else (mode,)
+    is_dtype = output is None or isinstance(output, (type, np.dtype))
+    if not all(isinstance(each, str) and each in _MODES for each in modes) or not is_dtype:
+        return None
+    if options.get("axes") is not None:
+        return None
+    try:
+        return rule(options)
+    except (TypeError, ValueError):
+        return None
+
+
+def _by_axis(values: Any, depth: Callable[[Any], int]) -> Depths:
+    """The depths of one value for all axes, or of one value for each axis."""
+    if isinstance(values, numbers.Real):
+        return {None: depth(values)}
+    return {axis - len(values): depth(value) for axis, value in enumerate(values)}
+
+
+def _correlation(options: Mapping[str, Any]) -> Depths:
+    weights = np.asarray(options["weights"])
+    origins = options["origin"]
+    if isinstance(origins, numbers.Integral):
+        origins = (origins,) * weights.ndim
+    shifts = zip(weights.shape, origins, strict=True)
+    return {
+        axis - weights.ndim: size // 2 + abs(int(origin))
+        for axis, (size, origin) in enumerate(shifts)
+    }
+
+
+def _correlation_of_lines(options: Mapping[str, Any]) -> Depths:
+    (size,) = np.shape(options["weights"])
+    return _along(options["axis"], size // 2 + abs(int(options["origin"])))
+
+
+def _along(axis: int, depth: int) -> Depths:
+    # without the number of axes, an axis counted from the first can be any
+    return {axis if axis < 0 else None: depth}
+
+
+def _gaussian(options: Mapping[str, Any]) -> Depths:
+    radius = options.get("radius")
+    if radius is not None:
+        return _by_axis(radius, int)
+    truncate = float(options.get("truncate", 4.0))
+    return _by_axis(options["sigma"], lambda sigma: int(truncate * float(sigma) + 0.5))
+
+
+def _gaussian_of_lines(options: Mapping[str, Any]) -> Depths:
+    return _along(options["axis"], max(_gaussian(options).values()))
+
+
+def _one(options: Mapping[str, Any]) -> Depths:
+    return {None: 1}
+
+
+_RULES: Mapping[str, Callable[[Mapping[str, Any]], Depths]] = {
+    "convolve": _correlation,
+    "correlate": _correlation,
+    "convolve1d": _correlation_of_lines,
+    "correlate1d": _correlation_of_lines,
+    "gaussian_filter": _gaussian,
+    "gaussian_filter1d": _gaussian_of_lines,
+    "gaussian_gradient_magnitude": _gaussian,
+    "gaussian_laplace": _gaussian,
+    "laplace": _one,
+    "prewitt": _one,
+    "sobel": _one,
+}

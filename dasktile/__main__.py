@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import dasktile
+
 _TLS = "for tls://, certificates are those of the configuration distributed.comm.tls"
 
 _ONE_WORKER = (
@@ -40,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m dasktile",
         description="Chooses tiles, placement and order for the arrays of Dask expressions.",
     )
+    parser.add_argument("--version", action="version", version=f"dasktile {dasktile.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     demo = commands.add_parser(
@@ -143,6 +146,9 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             explanation.visualize(options.picture)
     except (ScriptError, TypeError, ValueError, ImportError, OSError) as error:
         return _failed(parser, "explain", error)
+    if not explanation.nodes:
+        nothing = TypeError(f"{options.source} has no dask arrays to tile")
+        return _failed(parser, "explain", nothing)
     if options.json:
         print(json.dumps(explanation.to_dict(), indent=2))
     else:

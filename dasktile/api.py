@@ -80,10 +80,11 @@ def optimize(
 
     Returns
     -------
-    The same collections: one for one, a tuple for several, an empty tuple for none.
-    A collection for which no plan is cheaper is returned as the very same object, or
-    without the tasks that it does not need, if these are nearly all of a large graph.  With
-    `chunks` that it does not have, it is what Dask's ``rechunk`` returns.
+    collections
+        The same collections: one for one, a tuple for several, an empty tuple for none. A
+        collection for which no plan is cheaper is returned as the very same object, or without the
+        tasks that it does not need, if these are nearly all of a large graph.  With `chunks` that
+        it does not have, it is what Dask's ``rechunk`` returns.
 
     Raises
     ------
@@ -168,7 +169,8 @@ def explain(
 
     Returns
     -------
-    An :class:`~dasktile.report.explanation.Explanation`; print it.
+    Explanation
+        An :class:`~dasktile.report.explanation.Explanation`; print it.
 
     Raises
     ------
@@ -227,7 +229,8 @@ def compare(
 
     Returns
     -------
-    A :class:`~dasktile.report.comparison.Comparison`; print it.
+    Comparison
+        A :class:`~dasktile.report.comparison.Comparison`; print it.
 
     Raises
     ------

@@ -58,7 +58,9 @@ def compute(
 
     Returns
     -------
-    A tuple of the results, one for each argument; an awaitable of it with an asynchronous client.
+    tuple
+        A tuple of the results, one for each argument; an awaitable of it with an asynchronous
+        client.
 
     Raises
     ------

@@ -98,6 +98,12 @@ def _failures(what: str) -> Iterator[None]:
             f"{what} called sys.exit({given}), so that there is nothing to explain; in a script,"
             ' put the call under if __name__ == "__main__":'
         ) from error
+    except NameError as error:
+        raise ScriptError(
+            f"{what} failed with NameError: {error}; what a script has under"
+            ' if __name__ == "__main__": does not run: put the expression in a function, and name'
+            " its call, such as script.py:result()"
+        ) from error
     except Exception as error:
         raise ScriptError(f"{what} failed with {type(error).__name__}: {error}") from error
 

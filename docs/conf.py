@@ -46,6 +46,8 @@ nb_execution_mode = "force"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+# warnings of Dask have the paths of this machine
+nb_output_stderr = "remove"
 # cells that start processes need the folder of this file on their path for `_drawing`
 nb_execution_in_temp = False
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -101,7 +103,11 @@ html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "header_links_before_dropdown": 7,
-    "secondary_sidebar_items": ["page-toc"],
+    # where there is a list of pages on the left, the tables need the room on the right
+    "secondary_sidebar_items": {
+        **{pages: ["page-toc"] for pages in ("*", "upstream/*")},
+        **{pages: [] for pages in ("concepts/*", "gallery/*", "how-to/*")},
+    },
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }

@@ -708,6 +708,18 @@ def test_chunks_that_do_not_fit_raise_the_errors_of_dask(chunks: Any) -> None:
         assert "that fit shape (240, 100)" in note
 
 
+def test_chunks_that_are_no_sizes() -> None:
+    x = da.ones((240, 100), chunks=(20, 100))
+    for chunks in (0, (0, 3), {1: 0}, -2, (3, -2)):
+        with pytest.raises(ValueError, match=r"must have sizes of at least 1"):
+            dasktile.optimize(x, chunks=chunks)
+    for wrong in (True, {0: False}):
+        with pytest.raises(TypeError, match="must have sizes, not True or False"):
+            dasktile.optimize(x, chunks=wrong)
+    empty = da.ones((0, 4), chunks=2)
+    assert dasktile.optimize(empty, chunks=(0, 2)).chunks == ((0,), (2, 2))
+
+
 def test_chunks_are_for_arrays_and_exclude_kept_ones() -> None:
     x = da.ones((240, 100), chunks=(20, 100))
     with pytest.raises(ValueError, match="chunks=10 and keep_chunks=True exclude each other"):

@@ -101,7 +101,12 @@ def test_modules_are_found_from_the_current_folder(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{script}:absent", "NameError: name 'absent' is not defined"),
+        (
+            "{script}:absent",
+            "NameError: name 'absent' is not defined; what a script has under"
+            ' if __name__ == "__main__": does not run',
+        ),
+        ("{script}:3", ":3 has no dask arrays to tile"),
         ("{script}", "must be SCRIPT.py:EXPRESSION"),
         ("{script}:", "must be SCRIPT.py:EXPRESSION"),
         ("nothing.py:x", "nothing.py failed with FileNotFoundError"),

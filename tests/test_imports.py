@@ -638,7 +638,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "__main__": ({"demo", "doctor", "script"}, set()),
+    "__main__": ({"", "demo", "doctor", "script"}, set()),
     "dask_command": ({"__main__"}, {"click"}),
     "demo": (
         {"", "report.formatting"},

@@ -69,8 +69,9 @@ def einsum(
 
     Returns
     -------
-    A lazy dask array.  Its dtype is that of :func:`numpy.einsum` for a sum of products, otherwise
-    that of the ufunc's ``reduce`` for the join's dtype.
+    dask.array.Array
+        A lazy dask array.  Its dtype is that of :func:`numpy.einsum` for a sum of products,
+        otherwise that of the ufunc's ``reduce`` for the join's dtype.
 
     Raises
     ------

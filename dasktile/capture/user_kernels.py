@@ -71,7 +71,8 @@ def register_kernel(
 
     Returns
     -------
-    The function itself.
+    callable
+        The function itself.
 
     Raises
     ------

@@ -53,8 +53,9 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
 
     Returns
     -------
-    A ``Calibration``: bytes a second between workers,
-    seconds a task, operations a second and bytes a second to memory.
+    Calibration
+        A ``Calibration``: bytes a second between workers, seconds a task, operations a second and
+        bytes a second to memory.
 
     Raises
     ------

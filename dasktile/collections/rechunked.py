@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 from dask.array.core import Array
@@ -40,7 +41,21 @@ def rechunked(collections: Sequence[Any], chunks: Any) -> tuple[Any, ...]:
     ValueError
         As Dask, for chunks that do not fit an array.
     """
+    _check(chunks, chunks)
     return tuple(_rechunked(value, chunks) for value in collections)
+
+
+def _check(chunks: Any, part: Any) -> None:
+    """Raise errors for sizes that Dask takes for others, or divides by."""
+    if isinstance(part, (tuple, list)):
+        for each in part:
+            _check(chunks, each)
+    elif isinstance(part, Mapping):
+        _check(chunks, list(part.values()))
+    elif isinstance(part, bool):
+        raise TypeError(f"chunks={chunks!r} must have sizes, not True or False")
+    elif isinstance(part, Integral) and part < -1:
+        raise ValueError(f"chunks={chunks!r} must have sizes of at least 1, or -1 for a whole axis")
 
 
 @contextmanager
@@ -48,6 +63,11 @@ def _named(extent: str, chunks: Any) -> Iterator[None]:
     """Add to an error of Dask or xarray the argument, its value, and what is allowed."""
     try:
         yield
+    except ZeroDivisionError:
+        raise ValueError(
+            f"chunks={chunks!r} must have sizes of at least 1, or -1, for axes with elements; got"
+            f" {extent}"
+        ) from None
     except Exception as error:
         error.add_note(
             f"chunks={chunks!r} of dasktile: give a size, a tuple or a dict of sizes that fit"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,13 +44,29 @@ class TaskSet:
 
     @classmethod
     def of(cls, collections: Sequence[Any]) -> TaskSet:
-        """The tasks of collections after Dask's own optimisation of all of them together."""
+        """The tasks of collections after Dask's own optimisation of all of them together.
+
+        Raises
+        ------
+        TypeError
+            If Dask gives the results of a collection other keys, as those of dataframes of which
+            some columns are read.
+        """
         require(PLAN, "planning the order of tasks")
         wanted = list(flatten([collection.__dask_keys__() for collection in collections]))
         # `dask.optimize` drops annotations; checked with dask 2026.7.1 and 2026.8.0
         optimized: Any = collections_to_expr(collections).optimize()
         nodes = without_aliases(convert_legacy_graph(optimized.__dask_graph__()), wanted)
-        return cls(nodes, optimized.__dask_annotations__(), wanted)
+        for collection in collections:
+            if not nodes.keys() >= set(flatten([collection.__dask_keys__()])):
+                raise TypeError(
+                    "the order of tasks is planned for arrays, bags and delayed values; Dask"
+                    f" rewrites the expression of this {type(collection).__name__} when it is"
+                    " computed"
+                )
+        # Dask leaves data that no task reads any more
+        needed = HighLevelGraph.from_collections("plan", nodes).cull(wanted)
+        return cls(dict(needed), optimized.__dask_annotations__(), wanted)
 
     def running(self) -> set[Any]:
         """Keys of all tasks, aliases excepted."""
@@ -119,34 +135,51 @@ def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
         names = {
             key: renamed(key) for key, node in needed.items() if isinstance(node, Task | Alias)
         }
-    layers: dict[str, dict[Any, Any]] = {}
+    by_head: dict[str, dict[Any, Any]] = {}
     for key, node in needed.items():
         new = names.get(key, key)
         node = node.substitute(names, key=new)
-        layers.setdefault(_name(new), {})[new] = node
+        by_head.setdefault(_head(new), {})[new] = node
+    own = {_head(names.get(key, key)) for key in keys}
+    layer_names = {
+        head: head if head in own else _layer_name(head, some) for head, some in by_head.items()
+    }
     annotations = _annotations(tasks, needed, place, names)
     graph = HighLevelGraph(
-        {name: MaterializedLayer(some, annotations=annotations) for name, some in layers.items()},
         {
-            name: {
-                _name(read)
+            layer_names[head]: MaterializedLayer(some, annotations=annotations)
+            for head, some in by_head.items()
+        },
+        {
+            layer_names[head]: {
+                layer_names[_head(read)]
                 for node in some.values()
                 for read in node.dependencies
-                if _name(read) in layers
+                if _head(read) in layer_names
             }
-            - {name}
-            for name, some in layers.items()
+            - {layer_names[head]}
+            for head, some in by_head.items()
         },
     )
     if type(collection) in (Array, OrderedArray):
-        name = _name(names.get(keys[0], keys[0])) if keys else collection.name
+        name = own.pop() if own else collection.name
         return _ordered_array(graph, name, collection.chunks, collection.dtype, collection._meta)
     rebuild, arguments = collection.__dask_postpersist__()
     return rebuild(graph, *arguments)
 
 
-def _name(key: Any) -> str:
+def _head(key: Any) -> str:
     return str(head_of(key))
+
+
+def _layer_name(head: str, keys: Iterable[Any]) -> str:
+    """The name of the layer of some tasks whose keys have one head.
+
+    Another collection may need other tasks with this head.  Where both are computed together, only
+    one of two layers of the same name would be left.
+    """
+    op, dash, token = head.rpartition("-")
+    return f"{op}{dash}{tokenize(token, sorted(map(str, keys)))}"
 
 
 def _annotations(

@@ -123,12 +123,14 @@ class SchedulePlan:
         bound = format_bytes(self.lower_bound)
         seconds = _change(format_seconds(old_seconds), format_seconds(self.makespan))
         swapped = _change(format_bytes(old_in + old_out), format_bytes(swaps))
-        return (
+        text = (
             f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)} ({self.method}):"
             f" takes {seconds} (lower bound {format_seconds(self.time_bound)},"
             f" {format_seconds(self.ideal)} with unlimited memory),"
-            f" swaps {swapped} (lower bound for this order {bound})"
         )
+        if not swaps and not old_in + old_out:
+            return f"{text} swaps nothing, in Dask's own order neither"
+        return f"{text} swaps {swapped} (lower bound for this order {bound})"
 
     def _repr_html_(self) -> str:
         old_in, old_out, old_seconds = self.before
@@ -183,7 +185,8 @@ class SchedulePlan:
 
         Returns
         -------
-        The file written.
+        Path
+            The file written.
 
         Raises
         ------
@@ -203,6 +206,8 @@ class SchedulePlan:
         dasktile's store (:func:`dasktile.enable`) evict and prefetch by these priorities.  The
         schedulers of one process (threads, processes, synchronous) ignore priorities.  The
         returned collections are already optimised; operations added to them are not planned.
+        Arrays are of a subclass that Dask does not optimise again and :func:`dasktile.optimize`
+        returns as it is: call `optimize` first, if both are used.
 
         Parameters
         ----------
@@ -211,9 +216,10 @@ class SchedulePlan:
 
         Returns
         -------
-        One for one, a tuple for several; lists, tuples and dicts for those that were planned.
-        Arrays of the package ``dask_array``, whose tasks have no priorities, are returned as arrays
-        of ``dask.array``.
+        collections
+            One for one, a tuple for several; lists, tuples and dicts for those that were planned.
+            Arrays of the package ``dask_array``, whose tasks have no priorities, are returned as
+            arrays of ``dask.array``.
 
         Raises
         ------
@@ -250,7 +256,8 @@ class SchedulePlan:
 
         Returns
         -------
-        The file written.
+        Path
+            The file written.
 
         Raises
         ------
@@ -417,9 +424,10 @@ def plan(
 
     Returns
     -------
-    A :class:`SchedulePlan`.  Without a search the same arguments give the same plan.  The result
-    of a search depends on the speed of the machine; it is cached for calls with the same
-    arguments.
+    SchedulePlan
+        A :class:`SchedulePlan`.  Without a search the same arguments give the same plan.  The
+        result of a search depends on the speed of the machine; it is cached for calls with the same
+        arguments.
 
     Raises
     ------

@@ -242,7 +242,8 @@ class Diagnosis:
 
         Returns
         -------
-        The file written.
+        Path
+            The file written.
 
         Raises
         ------

@@ -317,8 +317,9 @@ class Explanation:
 
         Returns
         -------
-        The table, in the order of all rows and with their numbers; empty without rows.  The last
-        line counts rows that are left out.
+        str
+            The table, in the order of all rows and with their numbers; empty without rows.  The
+            last line counts rows that are left out.
 
         Raises
         ------
@@ -407,15 +408,18 @@ class Explanation:
         """A small table of what a plan changes."""
         if not self._has_plan:
             return ""
+        received = (self.received_before, self.received_after) if self.workers > 1 else (None,) * 2
         rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
-            ("bytes moved between workers", self.bytes_before, self.bytes_after, format_bytes),
             ("tasks as they run", self.run_tasks_before, self.run_tasks_after, "{:,}".format),
+            ("bytes that workers receive as it runs", *received, format_bytes),
+            ("bytes moved with every task on its best worker", self.bytes_before,
+             self.bytes_after, format_bytes),
             ("results in memory on one worker", self.results_before, self.results_after,
              format_bytes),
             ("predicted run time", self.seconds_before, self.seconds_after, format_seconds),
         ]  # fmt: skip
         if self.run_tasks_before is None or self.run_tasks_after is None:
-            rows[1] = ("tasks", self.tasks_before, self.tasks_after, "{:,}".format)
+            rows[0] = ("tasks", self.tasks_before, self.tasks_after, "{:,}".format)
         shown = [
             (title, written(before), written(after))
             for title, before, after, written in rows
@@ -440,7 +444,8 @@ class Explanation:
 
         Returns
         -------
-        The file written.
+        Path
+            The file written.
 
         Raises
         ------
@@ -478,7 +483,8 @@ class Explanation:
 
         Returns
         -------
-        The file written.
+        Path
+            The file written.
 
         Raises
         ------
@@ -603,8 +609,8 @@ class Explanation:
             verdict = f", {format_bytes(peak)} while tasks run"
         if self.room is not None:
             excess, room = max(0, results - self.room), format_bytes(self.room)
-            fits = f": about {format_bytes(excess)} spill, as {room} fit" if excess else ": fits"
-            verdict += fits
+            spilled = f"about {format_bytes(excess)} spill, as {room} fit"
+            verdict += f": {spilled}" if excess else f": fits in {room}"
         if self._has_plan and self.results_before is not None:
             return _instead(_HOLDS, self.results_before, results, " on one worker") + verdict
         unknown = ", unknown before" if self._has_plan else ""

@@ -14,6 +14,7 @@ from dasktile.ir import Chunks, bounds
 
 _STYLE = """
 .dasktile { line-height: 1.45; }
+.dasktile .line { margin: 0.2em 0; }
 .dasktile .box { overflow-x: auto; }
 .dasktile table { border-collapse: collapse; margin: 0.5em 0; border: 0; font-size: 0.92em;
   width: auto; display: table; }
@@ -42,7 +43,7 @@ def block(*parts: str) -> str:
 
 def lines(texts: Sequence[str]) -> str:
     """One line for each text."""
-    return "".join(f"<div>{html.escape(text)}</div>" for text in texts)
+    return "".join(f"<div class='line'>{html.escape(text)}</div>" for text in texts)
 
 
 def full(text: str, shown: str) -> str:

@@ -57,7 +57,8 @@ def save_page(filename: str | Path, title: str, body: str, style: str = _STYLE) 
 
     Returns
     -------
-    The file written.
+    Path
+        The file written.
 
     Raises
     ------
@@ -97,7 +98,8 @@ def save_report(
 
     Returns
     -------
-    The file written.
+    Path
+        The file written.
 
     Raises
     ------

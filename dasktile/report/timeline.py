@@ -120,7 +120,8 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
 
     Returns
     -------
-    The file written.
+    Path
+        The file written.
 
     Raises
     ------
@@ -140,7 +141,7 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
     except ImportError:
         other = " or bokeh" if suffix == ".html" else ""
         raise ImportError(
-            f"drawing a plan needs matplotlib{other}: pip install matplotlib, or dasktile[plans]"
+            f"drawing a plan needs matplotlib{other}: pip install matplotlib"
         ) from None
     # a fixed salt: the same picture gives the same file
     with matplotlib.rc_context({"svg.hashsalt": "dasktile"}):

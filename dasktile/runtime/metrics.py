@@ -257,7 +257,8 @@ class Metrics:
 
         Returns
         -------
-        The file written.
+        Path
+            The file written.
 
         Raises
         ------
@@ -374,7 +375,8 @@ def metrics(
 
     Returns
     -------
-    `Metrics`; from an asynchronous client, an awaitable of it.
+    Metrics
+        `Metrics`; from an asynchronous client, an awaitable of it.
 
     Raises
     ------

@@ -14,7 +14,9 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from dask._task_spec import Task
 from dask.delayed import delayed
@@ -107,6 +109,39 @@ def test_values_are_the_same_with_every_scheduler() -> None:
     np.testing.assert_allclose(dask.persist(y)[0].compute(), EXPECTED)
 
 
+def test_collections_that_need_other_tasks_of_the_same_layers() -> None:
+    x = source()
+    y, z = dasktile.optimize(x.T @ x, (x - x.mean(axis=0)).sum(axis=1), workers=4)
+    for pair in ((y, z), (x[[5, 1, 59, 1]], x[-1]), ((x + 1)[:90], (x + 1)[100:].T)):
+        expected = dask.compute(*pair)
+        applied = dasktile.plan(*pair, memory_limit="1 MB", workers=1).apply()
+        for values, true in zip(dask.compute(*applied), expected, strict=True):
+            np.testing.assert_allclose(values, true)
+        for one, true in zip(applied, expected, strict=True):
+            np.testing.assert_allclose((one * 2).compute(), 2 * true)
+        # also beside the results of other plans
+        alone = [dasktile.plan(each, memory_limit="1 MB", workers=1).apply() for each in pair]
+        for values, true in zip(dask.compute(*alone, *applied), expected * 2, strict=True):
+            np.testing.assert_allclose(values, true)
+
+
+def test_data_that_no_task_reads() -> None:
+    # whether Dask leaves some depends on the order of its sets
+    for number in range(10):
+        x = da.from_array(np.full((60, 40), number), chunks=(7, 11))
+        pair = x[[5, 1, 59, 1]], x[[True] * 30 + [False] * 30]
+        one, other = dasktile.plan(*pair, memory_limit="1 MB", workers=1).apply()
+        assert (one.compute() == number).all() and (other.compute() == number).all()
+
+
+def test_dataframes_whose_expression_is_rewritten() -> None:
+    frame = dd.from_pandas(pd.DataFrame({"a": np.arange(100.0), "b": 1}), npartitions=7)
+    total = dasktile.plan(frame, memory_limit="1 MB", workers=1).apply()
+    assert list(total.sum().compute()) == [4950, 100]
+    with pytest.raises(TypeError, match="arrays, bags and delayed values; Dask rewrites"):
+        dasktile.plan(frame.a.sum(), memory_limit="1 MB", workers=1)
+
+
 def test_several_collections_are_planned_together() -> None:
     x = source()
     planned = dasktile.plan(x.sum(axis=0), x.mean(), memory_limit=8 * TILE, workers=1)
@@ -144,7 +179,7 @@ def test_annotations_are_kept() -> None:
         part = delayed(np.ones)(1000)
     whole = delayed(np.sum)(part)
     graph = dasktile.plan(whole, memory_limit="1 MB", workers=1).apply().__dask_graph__()
-    layer = graph.layers[part.key]
+    [layer] = [layer for layer in graph.layers.values() if part.key in layer]
     annotations = {name: values(part.key) for name, values in layer.annotations.items()}
     assert annotations["resources"] == {"GPU": 1}
     assert 2 < annotations["priority"] <= 3

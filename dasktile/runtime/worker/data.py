@@ -177,7 +177,8 @@ def worker_data(
 
     Returns
     -------
-    A function and its arguments, which every worker calls.
+    tuple
+        A function and its arguments, which every worker calls.
 
     Raises
     ------

@@ -110,7 +110,7 @@ def test_simulated_bytes_of_a_function_that_nobody_registered(
 ) -> None:
     plan_for_workers(monkeypatch, workers)
     made = da.random.default_rng(0).random((1500, 1500), chunks=(250, 250))
-    smooth = da.map_overlap(lambda block: block + 1, made, depth=2, boundary="none")
+    smooth = da.map_overlap(lambda block: block[:] + 1, made, depth=2, boundary="none")
     plan, planned = dasktile.explain(smooth), dasktile.optimize(smooth)
     moved, _ = traffic([planned], workers)
     # halos, not blocks

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import is_dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import jupyter_client
 from traitlets import default
@@ -116,3 +118,13 @@ html_show_sourcelink = False
 
 # warnings of libraries about themselves, which no page should show
 warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def _without_fields(app: Any, what: str, name: str, obj: Any, *_: Any) -> tuple[str, None] | None:
+    """Results are not made by users: their fields are listed once, below."""
+    return ("", None) if what == "class" and is_dataclass(obj) else None
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", _without_fields)

@@ -17,8 +17,8 @@ from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
 from dasktile.planning import wanted_blocks
-from dasktile.predicted import wanted_keys_of
-from dasktile.prediction import Prediction, sound
+from dasktile.predicted import is_predictable, wanted_keys_of
+from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
@@ -66,6 +66,10 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         room=choice.room(request, chosen.planned.plan),
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
     )
+    if chosen.before is None and chosen.after is not None and is_predictable(request):
+        # the number of tasks does not depend on the sizes that are unknown
+        count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))
+        explanation = replace(explanation, run_tasks_before=count)
     if is_again and request.machine.placed:
         explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation

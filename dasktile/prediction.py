@@ -274,6 +274,18 @@ def predict_input(
     return predict_tasks(machine, work, *tasks)
 
 
+def tasks_of_input(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> int:
+    """The number of tasks of Dask's own graph as it runs, whatever the sizes of their results.
+
+    Parameters
+    ----------
+    graph, wanted
+        As for `predict_input`.
+    """
+    tasks, _ = placed_tasks(graph, wanted, _UNBUNDLED)
+    return len(tasks.reads)
+
+
 def unknown_sizes(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> tuple[str, ...]:
     """The operations of Dask's own graph with results whose sizes are guesses.
 

@@ -30,6 +30,9 @@ from dasktile.report.tables import Narrowed, two_line_table
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
 
+#: Bytes of the simulation over those of the model from which the summary says why they differ.
+_MORE_RECEIVED = 1.1
+
 #: Bytes of results from which the summary says where they are joined.
 _LARGE = 2**20
 
@@ -592,14 +595,20 @@ class Explanation:
             return [f"as it runs: {unknown}"] if self.unpredicted else []
         run = format_count(tasks, "task") if before is None else _tasks(before, tasks)
         line = f"as it runs: {run}{', each bundle counted once' if self.bundle else ''}"
-        if before is None:
+        if self.unpredicted:
             if self.workers > 1 and last is not None:
                 line += f", workers receive about {format_bytes(last)}"
-            return [f"{line}; what Dask's own graph takes is {unknown}"]
+            what = "takes" if before is None else "moves and holds"
+            return [f"{line}; what Dask's own graph {what} is {unknown}"]
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
             if format_bytes(first) != format_bytes(last):
                 line += " where Dask's scheduler places its own graph"
+            if last > _MORE_RECEIVED * max(self.bytes_predicted, _LARGE):
+                line += (
+                    "; that is more than the first line counts, as parts of an array that a worker"
+                    " reads in tiles of two shapes are sent for each of them"
+                )
         return [line]
 
     def _memory(self, peak: int, results: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.corpus import coiled, dask_ml, local_cupy, pangeo, threads
+from benchmarks.corpus import coiled, dask_ml, flox_asv, local_cupy, pangeo, threads, xarray_asv
 
 #: Size of a workload that is run before it is measured.
 SMALL = 0.1
@@ -19,7 +19,7 @@ SMALL = 0.1
 #: Speed of dasktile, Dask being 1, below which a workload is listed as slower.
 SLOWER = 0.95
 
-_MODULES = (coiled, pangeo, local_cupy, dask_ml, threads)
+_MODULES = (coiled, pangeo, local_cupy, dask_ml, threads, flox_asv, xarray_asv)
 
 
 @dataclass(frozen=True, slots=True)

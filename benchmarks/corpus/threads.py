@@ -6,6 +6,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import flox
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -102,3 +103,128 @@ def image_stack(size: float = 1, source: Source = random) -> Collections:
     ]
     stack = da.stack(images)
     return [stack.max(axis=0), (stack - stack.mean(axis=0)).std()]
+
+
+def dask_3094(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 3094: the smaller of each element of all pairs of rows."""
+    rows = 50 * scaled(8, size, axes=2)
+    x = source("dask_3094", (rows, 101), (50, 50))
+    return [da.minimum(x[:, None, :], x[None, :, :]).sum(axis=2)]
+
+
+def dask_3139(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 3139: an array times vectors along some of its axes, summed along the first."""
+    steps = 4 * scaled(100, size)
+    x = source("dask_3139", (steps, 64, 512), (4, 64, 512))
+    weights = da.from_array(np.arange(1.0, steps + 1), chunks=steps).rechunk(4)
+    return [(x * weights[:, None, None] * np.arange(64.0)[None, :, None]).sum(axis=0)]
+
+
+@keeps_chunks
+def dask_5105(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 5105: arrays stacked along the first axis, and rechunked to be stored."""
+    parts = [
+        source(f"dask_5105_{n}", (500 * scaled(6, size, axes=2) + 7, 300), (500, 30))
+        for n in range(4)
+    ]
+    return [da.vstack(parts).rechunk((640, 64))]
+
+
+def dask_6552(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 6552: short and wide blocks become tall and narrow ones, and are averaged."""
+    columns = 1000 * scaled(40, size)
+    x = source("dask_6552", (200, columns), (2, columns))
+    return [x.rechunk((20, 1000)).mean()]
+
+
+def dask_7780(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 7780: medians of rows, in blocks of a few whole rows."""
+    side = 10 * scaled(200, size, axes=2)
+    return [da.median(source("dask_7780", (side, side), (10, side), law="normal"), axis=1)]
+
+
+def dask_11018(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 11018: sorted positions along one axis, and then along the other."""
+    side = 100 * scaled(25, size, axes=2)
+    x = source("dask_11018", (side, side), (100, 100))
+    rng = np.random.default_rng(0)
+    rows, columns = (np.sort(rng.integers(0, side, size=side // 2)) for _ in range(2))
+    return [x[rows, :][:, columns]]
+
+
+def dask_11693(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 11693: hours of seconds, of two periods that are far from each other."""
+    seconds = 100 * scaled(200, size)
+    time = pd.date_range("2025-01-01", periods=seconds // 2, freq="s")
+    times = time.append(time + pd.Timedelta("30D"))
+    data = xr.DataArray(source("dask_11693", (seconds,), (100,)), dims="time")
+    return [data.assign_coords(time=times).resample(time="1h").sum()]
+
+
+def dask_11735(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 11735: all positions of an array of small blocks, in order."""
+    x = source("dask_11735", (10 * scaled(1000, size),), (10,))
+    return [x[np.arange(x.size)]]
+
+
+def xarray_1832(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 1832: the variance of differences from weekly means, of three variables."""
+    days = scaled(120, size, least=14)
+    dims, shape = ("time", "depth", "lat", "lon"), (days, 3, 60, 40)
+    ds = xr.Dataset(
+        {name: (dims, source(f"xarray_1832_{name}", shape, (1, 1, 60, 40))) for name in "uvw"},
+        coords={"time": pd.date_range("1980-01-01", periods=days, freq="D")},
+    )
+    ds = ds.assign_coords(week=("time", ds.time.dt.isocalendar().week.data))
+    weeks = ds.groupby("week")
+    return [((weeks - weeks.mean()) ** 2).mean("time")]
+
+
+def xarray_2852(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 2852 (and flox 398): means of regions whose labels are a Dask array, too."""
+    side = 150 * scaled(14, size, axes=2)
+    data = source("xarray_2852", (side, side), (150, 150))
+    labels = (source("xarray_2852_labels", (side, side), (150, 150)) * 18).astype(int)
+    return [flox.groupby_reduce(data, labels, func="mean", expected_groups=(np.arange(18),))[0]]
+
+
+def xarray_5165(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 5165: daily fields minus those of their day of the year, a block a day."""
+    days = scaled(730, size, least=10)
+    time = pd.date_range("1980-01-01", periods=days, freq="D")
+    fields = xr.DataArray(
+        source("xarray_5165", (days, 60, 80), (1, 60, 80)),
+        dims=("time", "lat", "lon"),
+        coords={"time": time},
+    )
+    normal = xr.DataArray(
+        source("xarray_5165_normal", (366, 60, 80), (1, 60, 80)),
+        dims=("dayofyear", "lat", "lon"),
+        coords={"dayofyear": np.arange(1, 367)},
+    )
+    return [fields - normal.sel(dayofyear=fields.time.dt.dayofyear)]
+
+
+def xarray_6709(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 6709: means over time of two variables and of their product."""
+    steps = scaled(200, size)
+    u, v = (
+        xr.DataArray(source(f"xarray_6709_{name}", (steps, 120, 160), (1, 120, 160)))
+        for name in "uv"
+    )
+    return [each.mean("dim_0") for each in (u, v, u * v)]
+
+
+def xarray_8440(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 8440: a table of positions along the second dimension, in blocks of rows."""
+    length = 1000 * scaled(50, size)
+    data = xr.DataArray(source("xarray_8440", (50, length), (1, length)), dims=("time", "x"))
+    places = np.random.default_rng(0).integers(0, length, size=(4, length // 40))
+    return [data.isel(x=xr.DataArray(places, dims=("a", "b")))]
+
+
+def xarray_9692(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 9692: quantiles along time, which is whole in each block."""
+    side = 20 * scaled(14, size, axes=2)
+    data = xr.DataArray(source("xarray_9692", (200, side, side), (200, 20, 20)))
+    return [data.quantile([0.1, 0.9], dim="dim_0")]

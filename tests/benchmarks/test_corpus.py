@@ -52,7 +52,10 @@ def test_values_are_those_of_dask_and_no_more_bytes_move(name: str) -> None:
 
 def test_every_workload_names_its_source() -> None:
     for name, workload in WORKLOADS.items():
-        assert name.partition(".")[0] in ("coiled", "pangeo", "local_cupy", "dask_ml", "threads")
+        assert name.partition(".")[0] in (
+            *("coiled", "pangeo", "local_cupy", "dask_ml", "threads"),
+            *("flox_asv", "xarray_asv"),
+        )
         assert len(workload.source.splitlines()) == 1 and ":" in workload.source, name
 
 

@@ -140,24 +140,23 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             memory_limit=options.memory_limit,
             keep_chunks=options.keep_chunks,
         )
+        if not explanation.nodes:
+            raise TypeError(f"{options.source} has no dask arrays to tile")
         if options.html is not None:
             explanation.save(options.html)
         if options.picture is not None:
             explanation.visualize(options.picture)
     except (ScriptError, TypeError, ValueError, ImportError, OSError) as error:
         return _failed(parser, "explain", error)
-    if not explanation.nodes:
-        nothing = TypeError(f"{options.source} has no dask arrays to tile")
-        return _failed(parser, "explain", nothing)
     if options.json:
         print(json.dumps(explanation.to_dict(), indent=2))
     else:
         print(explanation.text(largest=options.largest))
     is_default = options.workers is None and options.scheduler is None
-    if is_default and explanation.nodes and explanation.workers == 1 and not options.json:
+    if is_default and explanation.workers == 1 and not options.json:
         print(f"\n{_ONE_WORKER}")
     is_local = options.workers is not None and options.workers > 1
-    if is_local and explanation.nodes and not options.json:
+    if is_local and not options.json:
         print(f"\n{_NO_PLUGIN}")
     return 0
 

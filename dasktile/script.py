@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import runpy
 import sys
@@ -84,7 +85,16 @@ def evaluated(source: str) -> Any:
         with _failures(path):
             names = _names(path)
         with _failures(repr(expression)):
-            return eval(expression, names)
+            try:
+                return eval(expression, names)
+            except NameError as error:
+                if error.name in names or error.name not in _guarded_names(path):
+                    raise
+                raise ScriptError(
+                    f'{error.name} is defined under if __name__ == "__main__":, which does not run:'
+                    " put the expression in a function, and name its call, such as"
+                    " script.py:result()"
+                ) from error
 
 
 @contextmanager
@@ -92,17 +102,13 @@ def _failures(what: str) -> Iterator[None]:
     """Raise a ScriptError for whatever goes wrong, or ends the process."""
     try:
         yield
+    except ScriptError:
+        raise
     except SystemExit as error:
         given = "" if error.code is None else repr(error.code)
         raise ScriptError(
             f"{what} called sys.exit({given}), so that there is nothing to explain; in a script,"
             ' put the call under if __name__ == "__main__":'
-        ) from error
-    except NameError as error:
-        raise ScriptError(
-            f"{what} failed with NameError: {error}; what a script has under"
-            ' if __name__ == "__main__": does not run: put the expression in a function, and name'
-            " its call, such as script.py:result()"
         ) from error
     except Exception as error:
         raise ScriptError(f"{what} failed with {type(error).__name__}: {error}") from error
@@ -136,6 +142,20 @@ def _parts(source: str) -> tuple[str, str]:
             f" analysis.py:anomalies.mean(); got {source!r}"
         )
     return path, expression
+
+
+def _guarded_names(path: str) -> set[str]:
+    """The names that a script assigns in a conditional statement at its top level."""
+    if not path.endswith(".py"):
+        return set()
+    statements = ast.parse(Path(path).read_text(encoding="utf-8")).body
+    guarded = [node for node in statements if isinstance(node, ast.If)]
+    return {
+        node.id
+        for each in guarded
+        for node in ast.walk(each)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _names(path: str) -> dict[str, Any]:

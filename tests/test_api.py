@@ -713,7 +713,7 @@ def test_chunks_that_are_no_sizes() -> None:
     for chunks in (0, (0, 3), {1: 0}, -2, (3, -2)):
         with pytest.raises(ValueError, match=r"must have sizes of at least 1"):
             dasktile.optimize(x, chunks=chunks)
-    for wrong in (True, {0: False}):
+    for wrong in (True, {0: False}, (np.True_, 3)):
         with pytest.raises(TypeError, match="must have sizes, not True or False"):
             dasktile.optimize(x, chunks=wrong)
     empty = da.ones((0, 4), chunks=2)

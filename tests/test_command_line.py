@@ -26,6 +26,7 @@ print("the script prints")
 a = da.ones((400, 300), chunks=(50, 300))
 gram = a.T @ a
 if __name__ == "__main__":
+    late = gram + 1
     raise SystemExit("the main part ran")
 """
 
@@ -101,11 +102,8 @@ def test_modules_are_found_from_the_current_folder(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            "{script}:absent",
-            "NameError: name 'absent' is not defined; what a script has under"
-            ' if __name__ == "__main__": does not run',
-        ),
+        ("{script}:absent", "NameError: name 'absent' is not defined"),
+        ("{script}:late", 'late is defined under if __name__ == "__main__":, which does not run'),
         ("{script}:3", ":3 has no dask arrays to tile"),
         ("{script}", "must be SCRIPT.py:EXPRESSION"),
         ("{script}:", "must be SCRIPT.py:EXPRESSION"),

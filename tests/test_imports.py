@@ -183,7 +183,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask"},
     ),
     "collections.containers": ({"collections.unpack"}, {"dask"}),
-    "collections.rechunked": ({"collections.unpack"}, {"dask"}),
+    "collections.rechunked": ({"collections.unpack"}, {"dask", "numpy"}),
     "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
     "prediction": (

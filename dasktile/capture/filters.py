@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import numbers
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,7 @@ _MODULE = "scipy.ndimage"
 _MODES = frozenset(("reflect", "nearest", "constant", "mirror", "grid-mirror", "grid-constant"))
 
 
-def depths_of(
-    function: Any, arguments: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Depths | None:
+def depths_of(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Depths | None:
     """The neighbours that each element of a filtered array depends on.
 
     Parameters
@@ -34,7 +32,7 @@ def depths_of(
     function
         The function that is called.
     arguments, kwargs
-        Its arguments.  The first is the array, of which nothing is read.
+        Its arguments.  The first is the array, whose values are not used.
 
     Returns
     -------
@@ -62,9 +60,10 @@ def depths_of(
     if options.get("axes") is not None:
         return None
     try:
-        return rule(options)
-    except (TypeError, ValueError):
+        depths = rule(options)
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
+    return None if any(depth < 0 for depth in depths.values()) else depths
 
 
 def _by_axis(values: Any, depth: Callable[[Any], int]) -> Depths:
@@ -76,6 +75,8 @@ def _by_axis(values: Any, depth: Callable[[Any], int]) -> Depths:
 
 def _correlation(options: Mapping[str, Any]) -> Depths:
     weights = np.asarray(options["weights"])
+    if not weights.size:
+        raise ValueError("no weights")
     origins = options["origin"]
     if isinstance(origins, numbers.Integral):
         origins = (origins,) * weights.ndim
@@ -88,6 +89,8 @@ def _correlation(options: Mapping[str, Any]) -> Depths:
 
 def _correlation_of_lines(options: Mapping[str, Any]) -> Depths:
     (size,) = np.shape(options["weights"])
+    if not size:
+        raise ValueError("no weights")
     return _along(options["axis"], size // 2 + abs(int(options["origin"])))
 
 
@@ -101,14 +104,21 @@ def _gaussian(options: Mapping[str, Any]) -> Depths:
     if radius is not None:
         return _by_axis(radius, int)
     truncate = float(options.get("truncate", 4.0))
-    return _by_axis(options["sigma"], lambda sigma: int(truncate * float(sigma) + 0.5))
+    if truncate < 0:
+        raise ValueError("negative")
+
+    def radius_of(sigma: Any) -> int:
+        # SciPy does not filter along axes with a sigma that is not positive
+        return int(truncate * float(sigma) + 0.5) if sigma >= 0 else -1
+
+    return _by_axis(options["sigma"], radius_of)
 
 
 def _gaussian_of_lines(options: Mapping[str, Any]) -> Depths:
-    return _along(options["axis"], max(_gaussian(options).values()))
+    return _along(options["axis"], _gaussian(options)[None])
 
 
-def _one(options: Mapping[str, Any]) -> Depths:
+def _nearest(options: Mapping[str, Any]) -> Depths:
     return {None: 1}
 
 
@@ -121,7 +131,7 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any]], Depths]] = {
     "gaussian_filter1d": _gaussian_of_lines,
     "gaussian_gradient_magnitude": _gaussian,
     "gaussian_laplace": _gaussian,
-    "laplace": _one,
-    "prewitt": _one,
-    "sobel": _one,
+    "laplace": _nearest,
+    "prewitt": _nearest,
+    "sobel": _nearest,
 }

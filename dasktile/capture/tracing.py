@@ -1,108 +1,132 @@
-"""What a function of the user reads around each element, found by calling it with a symbol.
+"""What a function of the user reads around each element, found by calling it with symbols.
 
 A function that is passed to ``map_blocks`` may look at its whole block, so that its blocks have to
 stay as they are.  Many such functions only call functions of NumPy that work element by element,
-or filters that read a known number of neighbours.  Here such a function is called with a symbol in
-place of its block.  A symbol has no values, no shape and no dtype.  The function sees no globals
-but numbers, small arrays, the modules of NumPy and SciPy with the functions that are known here,
-and other functions of the user, which are traced with it.  Whatever else it does raises an error,
-which it cannot catch, and nothing is known of it then.  It can call nothing that has side effects,
-and its loops are not run.
+or filters that read a known number of neighbours.  Here such a function is called with symbols in
+place of its blocks.  Everything that is allowed is listed:
+
+- the instructions of its code: no loops, handlers, inner functions, tests of identity, subscripts,
+  assignments to what is not local;
+- what it sees: numbers, strings, tuples of these, types of elements, arrays as opaque values, NumPy
+  and two modules of SciPy, and other functions of the user, which are called in the same way;
+- the functions of these modules, and the attributes of a symbol.
+
+A symbol has no values, no shape and no type.  Whatever else a function does raises an error, and
+nothing is known of it then.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
-import importlib
-import math
+import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from dasktile.capture.filters import Depths, depths_of
-from dasktile.capture.user_kernels import KernelUse
 
-#: Whether a function, called with some keyword arguments and a number of arrays, is known to work
-#: element by element.
-IsPointwise = Callable[[Any, Mapping[str, Any], int], bool]
+#: Calls in a trace, and elements along an axis of an array that is made in it, at the most.
+_MOST_CALLS, _MOST_ELEMENTS = 200, 100
 
-#: Calls in a trace, and elements of an array of numbers in it, at the most.
-_MOST_CALLS, _MOST_ELEMENTS = 200, 4096
+#: Modules that a function may use.
+_MODULES = ("numpy", "scipy", "scipy.ndimage", "scipy.special")
 
-#: Packages whose modules a function may use, and packages whose functions are not traced.
-_KNOWN, _OTHERS = ("numpy", "scipy"), ("dask", "distributed", "flox")
+#: Packages whose own functions are not traced: recognisers know them.
+_NOT_TRACED = ("dask", "distributed", "flox")
 
-_NUMBERS = (bool, int, float, complex, np.generic)
-
-#: Functions that make arrays of numbers.
-_MAKERS = (np.array, np.asarray, np.eye, np.full, np.ones, np.zeros)
-
-#: Functions that return the elements of their argument; the first two may return a new array.
-_COPIES = (np.array, np.copy, np.asarray, np.ascontiguousarray)
-
-#: Functions that return equal elements, as many as their argument has.
-_LIKE: Mapping[Any, int] = {np.full_like: 2, np.ones_like: 1, np.zeros_like: 1}
-
-_CONDITIONS = frozenset(
+#: Instructions that a function may have, of Python 3.11 to 3.14.  Jumps are forward; tests for
+#: None are not among them, since a symbol may stand for an argument that is None.
+_INSTRUCTIONS = frozenset(
     (
-        *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal),
-        *(np.isnan, np.isfinite, np.isinf, np.isnat, np.signbit),
-        *(np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
+        *("CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "RESUME"),
+        *("COPY", "POP_TOP", "PUSH_NULL", "SWAP", "RETURN_CONST", "RETURN_VALUE"),
+        *("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE"),
+        *("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "STORE_FAST"),
+        *("LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST"),
+        *("STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"),
+        *("LOAD_ATTR", "LOAD_METHOD", "CALL", "CALL_KW", "KW_NAMES", "PRECALL"),
+        *("IMPORT_FROM", "IMPORT_NAME", "RAISE_VARARGS", "STORE_SUBSCR", "TO_BOOL"),
+        *("BINARY_OP", "COMPARE_OP", "UNARY_INVERT", "UNARY_NEGATIVE", "UNARY_NOT"),
+        *("JUMP_FORWARD", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP"),
+        *("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE"),
+        *("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"),
     )
 )
 
-#: Builtins that a function may call; those of numbers fail for symbols.
-_BUILTINS: Mapping[str, Any] = {
-    function.__name__: function for function in (abs, bool, complex, float, int, len, max, min)
+#: Functions that work element by element and return a new array: the least and the most positional
+#: arguments, and names of others.
+_NEW: Mapping[Any, tuple[int, int, tuple[str, ...]]] = {
+    np.angle: (1, 2, ("deg",)),
+    np.clip: (1, 3, ("a_min", "a_max", "min", "max")),
+    np.copy: (1, 1, ()),
+    np.digitize: (1, 1, ("bins", "right")),
+    np.fix: (1, 1, ()),
+    np.full_like: (2, 2, ()),
+    np.i0: (1, 1, ()),
+    np.iscomplex: (1, 1, ()),
+    np.isclose: (2, 4, ("rtol", "atol", "equal_nan")),
+    np.isneginf: (1, 1, ()),
+    np.isposinf: (1, 1, ()),
+    np.isreal: (1, 1, ()),
+    np.nan_to_num: (1, 1, ("nan", "posinf", "neginf")),
+    np.ones_like: (1, 1, ()),
+    np.sinc: (1, 1, ()),
+    np.where: (3, 3, ()),
+    np.zeros_like: (1, 1, ()),
 }
 
-#: Instructions of loops, and of assignments that outlive the call.
-_REJECTED = ("JUMP_BACKWARD", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR")
+#: The same of functions that may return their argument, or a view of it.
+_VIEWS: Mapping[Any, tuple[int, int, tuple[str, ...]]] = {
+    np.around: (1, 2, ("decimals",)),
+    np.asarray: (1, 1, ()),
+    np.ascontiguousarray: (1, 1, ()),
+    np.imag: (1, 1, ()),
+    np.real: (1, 1, ()),
+    np.round: (1, 2, ("decimals",)),
+}
 
-#: Flags of the code of generators and coroutines.
-_GENERATORS = 0x20 | 0x80 | 0x100 | 0x200
+#: Functions that make arrays of equal numbers.
+_MAKERS = (np.full, np.ones, np.zeros)
+
+#: Functions whose results are booleans, and those whose are if their arguments are.
+_CONDITIONS = (
+    *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal),
+    *(np.isnan, np.isfinite, np.isinf, np.isnat, np.signbit, np.isclose),
+    *(np.logical_and, np.logical_or, np.logical_xor, np.logical_not),
+)
+_COMBINATIONS = (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert)
 
 
 class UntraceableError(Exception):
     """A function does something of which nothing is known."""
 
 
-def traced_use(
-    function: Any,
-    arguments: int,
-    kwargs: Mapping[str, Any],
-    ndim: int,
-    is_pointwise: IsPointwise,
-) -> KernelUse | None:
-    """How a function uses the axes of its blocks.
+def traced_depths(function: Any, kwargs: Mapping[str, Any], arguments: int) -> Depths | None:
+    """The neighbours that each element of a function's result depends on.
 
     Parameters
     ----------
     function
         A function that is applied to blocks.
-    arguments
-        Number of its positional arguments, all of them blocks, which broadcast.
     kwargs
         Its keyword arguments, the same for all blocks.
-    ndim
-        Number of axes of its result.
-    is_pointwise
-        See `IsPointwise`.
+    arguments
+        Number of its positional arguments: blocks, which broadcast, or the same for all of them.
 
     Returns
     -------
-    The use: elementwise, or the neighbours that each element of the result depends on.  None if
-    that cannot be told.
+    By axis counted from the last, the most neighbours on either side; those of None are added to
+    those of all axes.  Empty, or zeros, if it works element by element; None if that is unknown.
     """
-    if not isinstance(function, types.FunctionType) or _package(function) in _OTHERS:
+    if not _is_traceable(function):
         return None
-    trace = _Trace(is_pointwise, arguments)
+    trace = _Trace(arguments)
     blocks = frozenset(range(arguments))
-    symbols = [Symbol(trace, blocks=frozenset({number})) for number in blocks]
+    symbols = [Symbol(trace, blocks=frozenset((number,))) for number in blocks]
     try:
         named = {name: trace.known(value) for name, value in kwargs.items()}
         result = trace.known(function)(*symbols, **named)
@@ -110,27 +134,28 @@ def traced_use(
         # of the trace, or of the function, which may check its arguments
         return None
     # the blocks of the result have the shape of all arguments together
-    if not isinstance(result, Symbol) or result.blocks != blocks:
+    if not isinstance(result, Symbol) or result._blocks != blocks:
         return None
-    depths = result.depths
-    if any(axis is not None and axis < -ndim for axis in depths):
-        return None
-    everywhere = depths.get(None, 0)
-    by_axis = {axis: everywhere + depths.get(axis - ndim, 0) for axis in range(ndim)}
-    halo = {axis: depth for axis, depth in by_axis.items() if depth}
-    return KernelUse(halo=halo) if halo else KernelUse(elementwise=True)
+    return result._depths
+
+
+def _is_traceable(function: Any) -> bool:
+    if not isinstance(function, types.FunctionType):
+        return False
+    return (function.__module__ or "").partition(".")[0] not in _NOT_TRACED
 
 
 class Symbol:
     """A block, or what a traced function has computed of blocks.
+
+    Traced code sees its operators and its attributes without an underscore.
 
     Parameters
     ----------
     trace
         The trace that it is part of.
     depths
-        Neighbours that each element depends on, by axis counted from the last; those of None
-        are added to those of all axes.
+        As `traced_depths` returns them.
     blocks
         Numbers of the arguments that it is computed from.
     is_condition
@@ -139,9 +164,10 @@ class Symbol:
         Whether it is an array of its own, which the function may change.
     """
 
-    __slots__ = ("blocks", "depths", "is_condition", "is_new", "trace")
+    __slots__ = ("_blocks", "_depths", "_is_condition", "_is_new", "_trace")
+    __hash__ = None  # type: ignore[assignment]
 
-    #: Arrays and numbers of NumPy leave operators to the symbol.
+    #: Numbers of NumPy leave operators to the symbol.
     __array_ufunc__ = None
 
     def __init__(
@@ -152,40 +178,52 @@ class Symbol:
         is_condition: bool = False,
         is_new: bool = False,
     ) -> None:
-        self.trace = trace
-        self.depths: Depths = depths or {}
-        self.blocks = blocks
-        self.is_condition = is_condition
-        self.is_new = is_new
+        self._trace = trace
+        self._depths: Depths = depths or {}
+        self._blocks = blocks
+        self._is_condition = is_condition
+        self._is_new = is_new
 
-    def joined(self, others: Sequence[Any], is_condition: bool = False) -> Symbol:
-        """Elements computed of those of this symbol, of others, and of numbers."""
-        depths, blocks = self.depths, self.blocks
+    def _joined(self, others: Iterable[Any], is_condition: bool = False) -> Symbol:
+        """A new array, of elements at the same places of this one, of others, and of numbers."""
+        depths, blocks = self._depths, self._blocks
         for other in others:
             if isinstance(other, Symbol):
-                depths, blocks = _deepest(depths, other.depths), blocks | other.blocks
+                depths, blocks = _deepest(depths, other._depths), blocks | other._blocks
             elif not _is_number(other):
                 raise UntraceableError
-        self.trace.count()
-        return Symbol(self.trace, depths, blocks, is_condition, is_new=True)
+        self._trace.count()
+        return Symbol(self._trace, depths, blocks, is_condition, is_new=True)
 
-    def filtered(self, depths: Depths) -> Symbol:
+    def _filtered(self, depths: Depths) -> Symbol:
         """The result of a filter that reads some neighbours."""
         total = {
-            axis: self.depths.get(axis, 0) + depths.get(axis, 0)
-            for axis in self.depths.keys() | depths.keys()
+            axis: self._depths.get(axis, 0) + depths.get(axis, 0)
+            for axis in self._depths.keys() | depths.keys()
         }
-        return Symbol(self.trace, total, self.blocks, is_new=True)
+        return Symbol(self._trace, total, self._blocks, is_new=True)
+
+    def _view(self) -> Symbol:
+        """The array itself, or a view of it: a change of one may change the other."""
+        self._is_new = False
+        return Symbol(self._trace, self._depths, self._blocks)
+
+    def _changed(self, other: Any) -> Symbol:
+        """The array after a change in place; blocks that broadcast would have to be noted."""
+        if not self._is_new or self._trace.arguments > 1:
+            raise UntraceableError
+        self._depths = self._joined([other])._depths
+        return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        # with one block, all symbols have its shape
-        is_mask = isinstance(index, Symbol) and index.is_condition and self.trace.arguments == 1
-        if not is_mask or not self.is_new or not _is_number(value):
+        if not isinstance(index, Symbol) or not index._is_condition or not _is_number(value):
             raise UntraceableError
-        self.depths = self.joined([index]).depths
+        self._changed(index)
 
-    def __bool__(self) -> bool:
+    def _unknown(self, *_: Any) -> Any:
         raise UntraceableError
+
+    __bool__ = __format__ = __repr__ = __str__ = _unknown
 
     @property
     def real(self) -> Symbol:
@@ -195,30 +233,22 @@ class Symbol:
     def imag(self) -> Symbol:
         return self._view()
 
-    def _view(self) -> Symbol:
-        # not new: changes of one of both arrays may change the other
-        self.is_new = False
-        return Symbol(self.trace, self.depths, self.blocks)
-
-    def copy(self, order: str = "C") -> Symbol:
-        return self.joined([], self.is_condition)
-
-    def astype(self, dtype: Any, copy: bool = True) -> Symbol:
-        return self.joined([]) if copy else self._view()
-
-    def clip(self, *limits: Any, **named: Any) -> Symbol:
-        if named.keys() - {"min", "max"}:
-            raise UntraceableError
-        return self.joined([*limits, *named.values()])
-
-    def round(self, decimals: int = 0) -> Symbol:
-        return self.joined([decimals])
-
     def conj(self) -> Symbol:
-        # of real numbers, it is the array itself
         return self._view()
 
     conjugate = conj
+
+    def round(self, decimals: int = 0) -> Symbol:
+        return self._view()
+
+    def copy(self) -> Symbol:
+        return self._joined([], self._is_condition)
+
+    def astype(self, dtype: Any) -> Symbol:
+        return self._joined([])
+
+    def clip(self, min: Any = None, max: Any = None) -> Symbol:  # noqa: A002
+        return self._joined([min, max])
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -226,17 +256,10 @@ def _operator(name: str) -> Callable[..., Any]:
     combines = name.removeprefix("r") in ("and", "or", "xor", "invert")
 
     def operate(self: Symbol, *others: Any) -> Symbol:
-        conditions = combines and self.is_condition and all(map(_is_condition, others))
-        return self.joined(others, compares or conditions)
+        conditions = combines and self._is_condition and all(map(_is_condition, others))
+        return self._joined(others, compares or conditions)
 
     return operate
-
-
-def _operator_in_place(self: Symbol, other: Any) -> Symbol:
-    if not self.is_new:
-        raise UntraceableError
-    self.depths = self.joined([other]).depths
-    return self
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert"):
@@ -247,26 +270,59 @@ for _name in (
 ):
     setattr(Symbol, f"__{_name}__", _operator(_name))
     setattr(Symbol, f"__r{_name}__", _operator(f"r{_name}"))
-    setattr(Symbol, f"__i{_name}__", _operator_in_place)
+    setattr(Symbol, f"__i{_name}__", Symbol._changed)
+
+
+class _Opaque:
+    """An array, or a type of elements: known functions may get it as an argument."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+
+class _Module:
+    """A module, with what is known of it."""
+
+    __slots__ = ("__name__", "_module", "_trace")
+
+    def __init__(self, trace: _Trace, module: types.ModuleType) -> None:
+        self._trace, self._module = trace, module
+        # the statement that imports a part of a module looks it up by this
+        self.__name__ = module.__name__
+
+    def __getattr__(self, name: str) -> Any:
+        return self._trace.known(getattr(self._module, name))
+
+
+class _Function:
+    """A function, which can only be called."""
+
+    __slots__ = ("_call", "_trace")
+
+    def __init__(self, trace: _Trace, call: Callable[..., Any]) -> None:
+        self._trace, self._call = trace, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._trace.count()
+        return self._call(*args, **kwargs)
 
 
 class _Trace:
-    """What a traced function may see and call.
+    """What traced functions may see and call.
 
     Parameters
     ----------
-    is_pointwise
-        See `IsPointwise`.
     arguments
-        Number of blocks that the function gets.
+        Number of arguments of the first one.
     """
 
-    def __init__(self, is_pointwise: IsPointwise, arguments: int) -> None:
-        self.is_pointwise = is_pointwise
+    def __init__(self, arguments: int) -> None:
         self.arguments = arguments
         self._calls = 0
-        #: Copies of functions, by the identities of the originals, which outlive the trace.
-        self._copies: dict[int, Any] = {}
+        #: By the identity of a function of the user, which outlives the trace.
+        self._functions: dict[int, _Function] = {}
 
     def count(self) -> None:
         """Count a call."""
@@ -275,92 +331,110 @@ class _Trace:
             raise UntraceableError
 
     def known(self, value: Any) -> Any:
-        """What the function sees of a global, a constant or a keyword argument."""
-        if value is None or isinstance(value, (*_NUMBERS, str, np.dtype)):
+        """What a function sees of a global, a constant or a keyword argument."""
+        kind = type(value)
+        if value is None or kind in (bool, int, float, complex, str):
             return value
-        if isinstance(value, type) and issubclass(value, _NUMBERS):
-            return value
-        if type(value) in (tuple, list):
-            # not a list: the function cannot keep anything in it
+        if kind is tuple or kind is list:
+            # a tuple, so that the function cannot store values in it
             return tuple(map(self.known, value))
-        if type(value) is np.ndarray:
-            return self._constant(value)
-        if isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in _KNOWN:
-            return _Module(self, value)
-        if isinstance(value, types.FunctionType) and _package(value) not in _KNOWN:
-            return self._copy(value)
-        if callable(value):
-            return functools.partial(self._apply, value)
+        if (
+            isinstance(value, np.generic)
+            and kind.__module__ == "numpy"
+            and value.dtype.kind in "biufc"
+        ):
+            return value.item()
+        if kind is np.ndarray or kind is np.dtype or isinstance(value, np.dtype):
+            return _Opaque(value)
+        if isinstance(value, type):
+            if value in (bool, int, float, complex) or value.__module__ == "numpy":
+                return _Opaque(value)
+        elif kind is types.ModuleType:
+            if value.__name__ in _MODULES:
+                return _Module(self, value)
+        elif (
+            kind is types.FunctionType
+            and (value.__module__ or "").partition(".")[0] not in _MODULES
+        ):
+            return self._restricted(value)
+        elif kind is functools.partial:
+            named = {name: self.known(each) for name, each in value.keywords.items()}
+            bound = functools.partial(self.known(value.func), *map(self.known, value.args), **named)
+            return _Function(self, bound)
+        elif callable(value):
+            return _Function(self, functools.partial(self._apply, value))
         raise UntraceableError
-
-    def _constant(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """An array that the function cannot change."""
-        if value.size > _MOST_ELEMENTS or value.dtype.hasobject:
-            raise UntraceableError
-        view = value.view()
-        view.flags.writeable = False
-        return view
 
     def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of NumPy or SciPy."""
-        self.count()
         symbols = [value for value in args if isinstance(value, Symbol)]
         if any(isinstance(value, Symbol) for value in kwargs.values()):
             raise UntraceableError
         if not symbols:
             return self._apply_to_numbers(function, args, kwargs)
         first = symbols[0]
-        depths = depths_of(function, args, kwargs)
+        raw = [value._value if isinstance(value, _Opaque) else value for value in args]
+        options = {
+            name: value._value if isinstance(value, _Opaque) else value
+            for name, value in kwargs.items()
+        }
+        depths = depths_of(function, raw, options)
         if depths is not None:
             if len(symbols) > 1 or first is not args[0]:
                 raise UntraceableError
-            return first.filtered(depths)
-        if _in(function, _COPIES):
-            if len(args) > 1 or set(kwargs) - {"dtype", "order", "copy"}:
+            return first._filtered(depths)
+        is_ufunc = type(function) is np.ufunc
+        if is_ufunc:
+            if function.signature is not None or function.nout != 1 or kwargs:
                 raise UntraceableError
-            is_copy = _in(function, _COPIES[:2]) and "copy" not in kwargs
-            return first.joined([], first.is_condition and not kwargs) if is_copy else first._view()
-        if _in(function, _LIKE):
-            if first is not args[0] or len(args) != _LIKE[function] or set(kwargs) - {"dtype"}:
-                raise UntraceableError
-            return first.joined(args[1:])
-        if not self.is_pointwise(function, kwargs, len(args)):
+            least, most, names = function.nin, function.nin, ()
+        else:
+            least, most, names = _found(function, {**_NEW, **_VIEWS})
+        if not least <= len(args) <= most or kwargs.keys() - set(names):
             raise UntraceableError
-        combines = _in(function, (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert))
-        conditions = combines and all(map(_is_condition, args))
-        is_condition = conditions or _in(function, _CONDITIONS)
-        others = [value for value in args if value is not first]
-        return first.joined(others, is_condition and not kwargs)
+        is_condition = _is_one_of(function, _CONDITIONS) or (
+            _is_one_of(function, _COMBINATIONS) and all(map(_is_condition, args))
+        )
+        result = first._joined(args, is_condition)
+        if _is_one_of(function, _VIEWS):
+            for symbol in symbols:
+                symbol._is_new = False
+            result._is_new = False
+        return result
 
     def _apply_to_numbers(self, function: Any, args: Any, kwargs: Any) -> Any:
-        is_maker = _in(function, _MAKERS)
-        if not is_maker and not self.is_pointwise(function, kwargs, len(args)):
+        if kwargs:
             raise UntraceableError
-        if is_maker and not _in(function, (np.array, np.asarray)):
-            sizes = args[:2] if function is np.eye else np.ravel(kwargs.get("shape", args[:1]))
-            if math.prod(map(int, sizes)) > _MOST_ELEMENTS or "N" in kwargs or "M" in kwargs:
+        if _is_one_of(function, _MAKERS):
+            shape, *values = args
+            sizes = shape if isinstance(shape, tuple) else (shape,)
+            if len(sizes) > 4 or not all(
+                type(size) is int and size <= _MOST_ELEMENTS for size in sizes
+            ):
                 raise UntraceableError
-        return self.known(function(*args, **kwargs))
+            if not all(type(value) in (bool, int, float, complex) for value in values):
+                raise UntraceableError
+            return _Opaque(np.broadcast_to(np.float64(1), sizes))
+        if type(function) is not np.ufunc or len(args) != function.nin or function.nout != 1:
+            raise UntraceableError
+        if not all(type(value) in (bool, int, float, complex) for value in args):
+            raise UntraceableError
+        with np.errstate(all="ignore"):
+            return self.known(function(*args))
 
-    def _copy(self, function: types.FunctionType) -> Any:
-        """The function, with globals of which it sees only what is known."""
-        if id(function) in self._copies:
-            return self._copies[id(function)]
-        code = function.__code__
-        names = set(_names(code))
-        visible: dict[str, Any] = {"__builtins__": {**_BUILTINS, "__import__": self._import}}
+    def _restricted(self, function: types.FunctionType) -> _Function:
+        """A function of the user, with globals and closures of which it sees what is known."""
+        if id(function) in self._functions:
+            return self._functions[id(function)]
+        names = set(_checked(function.__code__))
+        visible: dict[str, Any] = {"__builtins__": {"abs": abs, "__import__": self._import}}
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        copy = types.FunctionType(code, visible, function.__name__, closure=cells)
-
-        @functools.wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.count()
-            return copy(*args, **kwargs)
-
+        copy = types.FunctionType(function.__code__, visible, function.__name__, closure=cells)
         # before its globals, which may be functions that call it
-        self._copies[id(function)] = counted
+        self._functions[id(function)] = restricted = _Function(self, copy)
         for name in names & function.__globals__.keys():
-            # other names are not defined: an error where they are needed
+            # what is not known is an error where it is needed
+            visible[name] = _Opaque(None)
             with suppress(UntraceableError):
                 visible[name] = self.known(function.__globals__[name])
         for cell, original in zip(cells, function.__closure__ or (), strict=True):
@@ -368,42 +442,43 @@ class _Trace:
         copy.__defaults__ = self.known(function.__defaults__)
         named = function.__kwdefaults__ or {}
         copy.__kwdefaults__ = {name: self.known(value) for name, value in named.items()}
-        return counted
+        return restricted
 
     def _import(
         self, name: str, _globals: Any = None, _locals: Any = None, names: Any = (), level: int = 0
     ) -> _Module:
-        """What an import statement in the function returns."""
-        root = name.split(".")[0]
-        if root not in _KNOWN or level:
+        """What an import statement in a function returns; nothing is imported."""
+        found = name if names else name.partition(".")[0]
+        if name not in _MODULES or name not in sys.modules or level:
             raise UntraceableError
-        module = importlib.import_module(name)
-        return _Module(self, module if names else importlib.import_module(root))
+        return _Module(self, sys.modules[found])
 
 
-class _Module:
-    """A module of NumPy or SciPy, with what is known of it."""
-
-    def __init__(self, trace: _Trace, module: types.ModuleType) -> None:
-        self._trace, self._module = trace, module
-        # the statement that imports a part of a module by another name looks it up by this
-        self.__name__ = module.__name__
-
-    def __getattr__(self, name: str) -> Any:
-        return self._trace.known(getattr(self._module, name))
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that code uses, with that of the functions in it; it has no loops and handlers."""
-    if code.co_flags & _GENERATORS or code.co_exceptiontable:
+def _checked(code: types.CodeType) -> Iterator[str]:
+    """The names that code uses, all of whose instructions are allowed."""
+    if code.co_exceptiontable or code.co_cellvars:
         raise UntraceableError
     for instruction in dis.get_instructions(code):
-        if any(rejected in instruction.opname for rejected in _REJECTED):
+        name = instruction.opname
+        if name not in _INSTRUCTIONS:
             raise UntraceableError
+        if name in ("LOAD_ATTR", "LOAD_METHOD") and str(instruction.argval).startswith("_"):
+            raise UntraceableError
+    if any(name.startswith("__") for name in code.co_names):
+        raise UntraceableError
     yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+
+
+def _found(function: Any, table: Mapping[Any, Any]) -> Any:
+    """The entry of a function; functions of the user need not have hashes."""
+    for known, entry in table.items():
+        if known is function:
+            return entry
+    raise UntraceableError
+
+
+def _is_one_of(function: Any, functions: Iterable[Any]) -> bool:
+    return any(function is each for each in functions)
 
 
 def _deepest(depths: Depths, others: Depths) -> Depths:
@@ -421,19 +496,8 @@ def _deepest(depths: Depths, others: Depths) -> Depths:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is the same for all elements."""
-    if isinstance(value, np.ndarray):
-        return value.ndim == 0
-    return value is None or isinstance(value, (*_NUMBERS, str, np.dtype, type))
+    return value is None or type(value) in (bool, int, float, complex)
 
 
 def _is_condition(value: Any) -> bool:
-    return value.is_condition if isinstance(value, Symbol) else isinstance(value, (bool, np.bool_))
-
-
-def _in(function: Any, functions: Iterable[Any]) -> bool:
-    """Whether a function is one of some; functions need not have hashes."""
-    return any(function is each for each in functions)
-
-
-def _package(function: Any) -> str:
-    return (getattr(function, "__module__", None) or "").partition(".")[0]
+    return value._is_condition if isinstance(value, Symbol) else type(value) is bool

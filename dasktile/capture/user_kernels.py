@@ -47,8 +47,8 @@ def register_kernel(
 ) -> Callable[..., Any]:
     """Declare how a function uses its axes, so that its blocks may be tiled.
 
-    A function that only calls functions of NumPy that work element by element, or linear filters
-    of `scipy.ndimage`, on its blocks need not be declared.
+    A function need not be declared if its code only calls functions of NumPy that work element by
+    element, and, in ``map_overlap``, linear filters of `scipy.ndimage`.
 
     The registry is local to this process.  In other processes, such as a scheduler that runs
     elsewhere, the chunks of the function are unchanged.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 from dask.array.core import Array
 from dask.base import is_dask_collection
 
@@ -37,22 +38,22 @@ def rechunked(collections: Sequence[Any], chunks: Any) -> tuple[Any, ...]:
     Raises
     ------
     TypeError
-        For other collections, whose chunks cannot be changed.
+        For other collections, whose chunks cannot be changed, and for True and False as sizes.
     ValueError
         As Dask, for chunks that do not fit an array.
     """
-    _check(chunks, chunks)
+    _check_sizes(chunks, chunks)
     return tuple(_rechunked(value, chunks) for value in collections)
 
 
-def _check(chunks: Any, part: Any) -> None:
-    """Raise errors for sizes that Dask takes for others, or divides by."""
+def _check_sizes(part: Any, chunks: Any) -> None:
+    """Raise an error for negative sizes, and for True and False, in a part of `chunks`."""
     if isinstance(part, (tuple, list)):
         for each in part:
-            _check(chunks, each)
+            _check_sizes(each, chunks)
     elif isinstance(part, Mapping):
-        _check(chunks, list(part.values()))
-    elif isinstance(part, bool):
+        _check_sizes(list(part.values()), chunks)
+    elif isinstance(part, (bool, np.bool_)):
         raise TypeError(f"chunks={chunks!r} must have sizes, not True or False")
     elif isinstance(part, Integral) and part < -1:
         raise ValueError(f"chunks={chunks!r} must have sizes of at least 1, or -1 for a whole axis")

@@ -9,6 +9,7 @@ from typing import Any
 from dask.array.core import Array
 from dask.base import tokenize
 from dask.core import flatten
+from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dasktile._compat.dask import (
@@ -49,8 +50,7 @@ class TaskSet:
         Raises
         ------
         TypeError
-            If Dask gives the results of a collection other keys, as those of dataframes of which
-            some columns are read.
+            If Dask renames the results of a collection, as it does for some dataframes.
         """
         require(PLAN, "planning the order of tasks")
         wanted = list(flatten([collection.__dask_keys__() for collection in collections]))
@@ -60,11 +60,10 @@ class TaskSet:
         for collection in collections:
             if not nodes.keys() >= set(flatten([collection.__dask_keys__()])):
                 raise TypeError(
-                    "the order of tasks is planned for arrays, bags and delayed values; Dask"
-                    f" rewrites the expression of this {type(collection).__name__} when it is"
-                    " computed"
+                    f"the order of the tasks of this {type(collection).__name__} cannot be planned:"
+                    " Dask rewrites its expression and renames its results when it is computed"
                 )
-        # Dask leaves data that no task reads any more
+        # the graph may still contain data that no task reads
         needed = HighLevelGraph.from_collections("plan", nodes).cull(wanted)
         return cls(dict(needed), optimized.__dask_annotations__(), wanted)
 
@@ -135,30 +134,33 @@ def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
         names = {
             key: renamed(key) for key, node in needed.items() if isinstance(node, Task | Alias)
         }
-    by_head: dict[str, dict[Any, Any]] = {}
+    # the layer of a delayed value has its key, which other delayed values may share in part
+    alone = {names.get(key, key) for key in keys} if isinstance(collection, Delayed) else ()
+    groups: dict[Any, dict[Any, Any]] = {}
     for key, node in needed.items():
         new = names.get(key, key)
         node = node.substitute(names, key=new)
-        by_head.setdefault(_head(new), {})[new] = node
-    own = {_head(names.get(key, key)) for key in keys}
+        groups.setdefault(new if new in alone else _head(new), {})[new] = node
+    own = {key if key in alone else _head(key) for key in (names.get(key, key) for key in keys)}
     layer_names = {
-        head: head if head in own else _layer_name(head, some) for head, some in by_head.items()
+        group: group if group in own else _layer_name(group, some) for group, some in groups.items()
     }
+    layer_of = {key: layer_names[group] for group, some in groups.items() for key in some}
     annotations = _annotations(tasks, needed, place, names)
     graph = HighLevelGraph(
         {
-            layer_names[head]: MaterializedLayer(some, annotations=annotations)
-            for head, some in by_head.items()
+            layer_names[group]: MaterializedLayer(some, annotations=annotations)
+            for group, some in groups.items()
         },
         {
-            layer_names[head]: {
-                layer_names[_head(read)]
+            layer_names[group]: {
+                layer_of[read]
                 for node in some.values()
                 for read in node.dependencies
-                if _head(read) in layer_names
+                if read in layer_of
             }
-            - {layer_names[head]}
-            for head, some in by_head.items()
+            - {layer_names[group]}
+            for group, some in groups.items()
         },
     )
     if type(collection) in (Array, OrderedArray):

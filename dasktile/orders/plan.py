@@ -129,7 +129,7 @@ class SchedulePlan:
             f" {format_seconds(self.ideal)} with unlimited memory),"
         )
         if not swaps and not old_in + old_out:
-            return f"{text} swaps nothing, in Dask's own order neither"
+            return f"{text} swaps nothing, and neither does Dask's own order"
         return f"{text} swaps {swapped} (lower bound for this order {bound})"
 
     def _repr_html_(self) -> str:

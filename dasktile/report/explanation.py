@@ -411,18 +411,20 @@ class Explanation:
         """A small table of what a plan changes."""
         if not self._has_plan:
             return ""
-        received = (self.received_before, self.received_after) if self.workers > 1 else (None,) * 2
+        tasks = ("tasks as they run", self.run_tasks_before, self.run_tasks_after)
+        if self.run_tasks_before is None or self.run_tasks_after is None:
+            tasks = ("tasks", self.tasks_before, self.tasks_after)
         rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
-            ("tasks as they run", self.run_tasks_before, self.run_tasks_after, "{:,}".format),
-            ("bytes that workers receive as it runs", *received, format_bytes),
+            (*tasks, "{:,}".format),
             ("bytes moved with every task on its best worker", self.bytes_before,
              self.bytes_after, format_bytes),
             ("results in memory on one worker", self.results_before, self.results_after,
              format_bytes),
             ("predicted run time", self.seconds_before, self.seconds_after, format_seconds),
         ]  # fmt: skip
-        if self.run_tasks_before is None or self.run_tasks_after is None:
-            rows[0] = ("tasks", self.tasks_before, self.tasks_after, "{:,}".format)
+        if self.workers > 1:
+            received = self.received_before, self.received_after
+            rows.insert(1, ("bytes received by workers", *received, format_bytes))
         shown = [
             (title, written(before), written(after))
             for title, before, after, written in rows

@@ -499,7 +499,7 @@ class TestRegistry:
         register_kernel(smooth, halo={0: 2})
         result = captured(x.map_overlap(smooth, depth=1, boundary="none"))
         assert (
-            "smooth in map_overlap reads 2 elements on either side: depth must be"
+            "smooth in map_overlap reads neighbours (2 along axis 0): depth must be"
             in result.program.nodes[-1].reason
         )
         result = captured(x.map_overlap(smooth, depth=2, boundary="none"))

@@ -14,6 +14,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -125,6 +126,17 @@ def test_collections_that_need_other_tasks_of_the_same_layers() -> None:
             np.testing.assert_allclose(values, true)
 
 
+def test_delayed_blocks_of_one_array() -> None:
+    blocks = (source() + 1).to_delayed().ravel()
+    one, other = dasktile.plan(blocks[0], blocks[1], memory_limit="1 MB", workers=1).apply()
+    first, second = dask.compute(one, other)
+    np.testing.assert_allclose(first, VALUES[:60, :60] + 1)
+    np.testing.assert_allclose(second, VALUES[:60, 60:120] + 1)
+    parts = db.from_sequence(range(6), npartitions=3).map(lambda number: number + 1).to_delayed()
+    applied = dasktile.plan(*parts[:2], memory_limit="1 MB", workers=1).apply()
+    assert [list(value) for value in dask.compute(*applied)] == [[1, 2], [3, 4]]
+
+
 def test_data_that_no_task_reads() -> None:
     # whether Dask leaves some depends on the order of its sets
     for number in range(10):
@@ -138,7 +150,7 @@ def test_dataframes_whose_expression_is_rewritten() -> None:
     frame = dd.from_pandas(pd.DataFrame({"a": np.arange(100.0), "b": 1}), npartitions=7)
     total = dasktile.plan(frame, memory_limit="1 MB", workers=1).apply()
     assert list(total.sum().compute()) == [4950, 100]
-    with pytest.raises(TypeError, match="arrays, bags and delayed values; Dask rewrites"):
+    with pytest.raises(TypeError, match="tasks of this Scalar cannot be planned: Dask rewrites"):
         dasktile.plan(frame.a.sum(), memory_limit="1 MB", workers=1)
 
 

@@ -2,8 +2,8 @@
 
 The structure of a layer does not show whether its function is elementwise:
 ``map_blocks(np.sort)`` has the same structure as ``map_blocks(np.sin)``.  So functions are
-accepted by identity: NumPy ufuncs, operators, and a table of elementwise functions; and functions
-of the user that call these only.
+accepted by identity: NumPy ufuncs, operators, and a table of elementwise functions.  A function of
+the user is accepted if it is registered, or if its code only calls such functions.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from dasktile._compat.dask import (
     variadic_choose,
 )
 from dasktile._compat.flox import is_elementwise as is_group_number
-from dasktile.capture.tracing import traced_use
-from dasktile.capture.user_kernels import KernelUse, lookup
+from dasktile.capture.tracing import traced_depths
+from dasktile.capture.user_kernels import lookup
 
 _OPERATORS = (
     "abs add and_ eq floordiv ge gt inv invert le lshift lt mod mul ne neg or_ pos pow"
@@ -146,28 +146,11 @@ def is_pointwise(
     except TypeError:  # an unhashable callable
         return False
     if arrays is None:
-        use = None if table_only else use_of(function, kwargs, arguments)
-        return use is not None and use.elementwise
+        depths = None if table_only else traced_depths(function, kwargs, arguments)
+        return depths is not None and not any(depths.values())
     if arguments != _POSITIONAL.get(function, arguments):
         return False
     return all(is_scalar(value) for name, value in kwargs.items() if name not in arrays)
-
-
-def use_of(
-    function: Any, kwargs: Mapping[str, Any], arguments: int = 1, ndim: int = 0
-) -> KernelUse | None:
-    """How a function uses the axes of blocks, as it is registered, or as its own code shows.
-
-    Parameters
-    ----------
-    function, kwargs, arguments
-        As for :func:`is_pointwise`; wrappers are not unwrapped.
-    ndim
-        Number of axes of the result.
-    """
-    return lookup(function) or traced_use(
-        function, arguments, kwargs, ndim, functools.partial(is_pointwise, table_only=True)
-    )
 
 
 def is_pointwise_task(task: Task, table_only: bool = False) -> bool:

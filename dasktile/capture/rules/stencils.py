@@ -24,11 +24,12 @@ from dask.utils import funcname, key_split
 from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
 from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation, added_axes
 from dasktile.capture.corrections import called_function
+from dasktile.capture.filters import depths_of
 from dasktile.capture.references import Key
 from dasktile.capture.rules.gradients import Coordinates, Gradient, read_gradient
-from dasktile.capture.rules.pointwise import use_of
 from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
-from dasktile.capture.user_kernels import KernelUse
+from dasktile.capture.tracing import traced_depths
+from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 #: For every axis, the depth before and after and whether it has a boundary; the input layer.
@@ -224,10 +225,10 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
             f"declare its halo with dasktile.register_kernel({title}, halo=...)"
         )
     else:
-        depth = max(use.halo.values(), default=0)
+        depths = ", ".join(f"{depth} along axis {axis}" for axis, depth in use.halo.items())
         reason = (
-            f"{title} in map_overlap reads {depth} elements on either side: depth must be at least"
-            " that, with trim=True"
+            f"{title} in map_overlap reads neighbours ({depths}): depth must be at least that, with"
+            " trim=True"
         )
     return NotRecognised(reason)
 
@@ -335,11 +336,25 @@ def _applied(view: GraphView, name: str) -> tuple[Task | None, tuple[Any, ...], 
 
 
 def _use(layer: Blockwise) -> KernelUse | None:
-    """How the function of a layer that it applies to blocks of one array uses their axes."""
+    """How the function of a layer that it applies to blocks of one array uses their axes.
+
+    As it is registered, or as its code shows.
+    """
     task = layer.task
-    if not isinstance(task, Task):
+    if not isinstance(task, Task) or len(task.args) != 1:
         return None
-    return use_of(task.func, task.kwargs, len(task.args), len(layer.output_indices))
+    use = lookup(task.func)
+    if use is not None:
+        return use
+    depths = depths_of(task.func, task.args, task.kwargs)
+    if depths is None:
+        depths = traced_depths(task.func, task.kwargs, 1)
+    ndim = len(layer.output_indices)
+    if depths is None or any(axis is not None and axis < -ndim for axis in depths):
+        return None
+    by_axis = {axis: depths.get(None, 0) + depths.get(axis - ndim, 0) for axis in range(ndim)}
+    halo = {axis: depth for axis, depth in by_axis.items() if depth}
+    return KernelUse(halo=halo) if halo else KernelUse(elementwise=True)
 
 
 def _expected(

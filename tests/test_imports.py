@@ -551,6 +551,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.install": (
         {
             "_compat.distributed",
+            "capture.user_kernels",
             "cluster.clients",
             "config",
             "runtime.scheduler.plugin",

@@ -8,8 +8,11 @@ unless its code shows what it reads (`dasktile.capture.tracing`).  The user decl
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 
@@ -37,9 +40,13 @@ class KernelUse:
 # The function is kept beside its use, so that its id is not reused.
 _registered: dict[int, tuple[Callable[..., Any], KernelUse]] = {}
 
+#: The attribute in which a function carries its use to other processes: built-in objects only, as
+#: these may not have this package.
+_ATTRIBUTE = "_dasktile_kernel"
+
 
 def register_kernel(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | None = None,
     *,
     elementwise: bool = False,
     whole_axes: int | Iterable[int] = (),
@@ -47,11 +54,19 @@ def register_kernel(
 ) -> Callable[..., Any]:
     """Declare how a function uses its axes, so that its blocks may be tiled.
 
+    Also a decorator: ``@dasktile.register_kernel(elementwise=True)``.
+
     A function need not be declared if its code only calls functions of NumPy that work element by
     element, and, in ``map_overlap``, linear filters of `scipy.ndimage`.
 
-    The registry is local to this process.  In other processes, such as a scheduler that runs
-    elsewhere, the chunks of the function are unchanged.
+    The declaration is checked when the function is planned for the first time: it is applied to a
+    small block of random numbers, and to parts of it.  If the results differ, its chunks are
+    unchanged, and ``explain`` says so.
+
+    A function that is sent to other processes by its code, as those of a notebook or a script are,
+    takes the declaration along: the hook then knows it on a cluster, too.  A function of a module
+    is declared there if the module does it, as the decorator does, and by
+    :func:`dasktile.enable`, which takes all declarations to the scheduler.
 
     Parameters
     ----------
@@ -72,7 +87,7 @@ def register_kernel(
     Returns
     -------
     callable
-        The function itself.
+        The function itself; without one, a decorator.
 
     Raises
     ------
@@ -102,17 +117,17 @@ def register_kernel(
     >>> ordered = dasktile.register_kernel(ordered, whole_axes=1)
     >>> y = dasktile.optimize(x.map_blocks(ordered).T @ x, workers=2)
 
-    One neighbour on either side along the first axis:
+    As a decorator, with one neighbour on either side along the first axis:
 
-    >>> def smooth(block):
+    >>> @dasktile.register_kernel(halo={0: 1})
+    ... def smooth(block):
     ...     return (np.roll(block, 1, axis=0) + block + np.roll(block, -1, axis=0)) / 3
-    >>> smooth = dasktile.register_kernel(smooth, halo={0: 1})
     >>> y = x.map_overlap(smooth, depth={0: 1}, boundary="reflect")
     >>> z = dasktile.optimize(y, workers=2)
     >>> z.chunks == y.chunks, np.allclose(z.compute(), y.compute())
     (False, True)
     """
-    if not callable(function):
+    if function is not None and not callable(function):
         raise TypeError(f"function must be callable, got {function!r}")
     if not isinstance(elementwise, bool):
         raise TypeError(f"elementwise must be True or False, got {elementwise!r}")
@@ -127,8 +142,35 @@ def register_kernel(
             raise ValueError(f"halo depth must not be negative, got {depth} for axis {axis}")
     if len(set(axes)) < len(axes):
         raise ValueError(f"whole_axes must be different axes, got {whole_axes!r}")
-    _registered[id(function)] = (function, KernelUse(elementwise, axes, depths))
+    use = KernelUse(elementwise, axes, depths)
+    if function is None:
+        return partial(_register, use)
+    return _register(use, function)
+
+
+def _register(use: KernelUse, function: Callable[..., Any]) -> Callable[..., Any]:
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {function!r}")
+    _registered[id(function)] = (function, use)
+    carry(function, use)
     return function
+
+
+def carry(function: Callable[..., Any], use: KernelUse) -> None:
+    """Let a function carry its use to other processes, or from another one."""
+    if isinstance(function, FunctionType):
+        function.__dict__[_ATTRIBUTE] = {
+            "elementwise": use.elementwise,
+            "whole_axes": use.whole_axes,
+            "halo": dict(use.halo),
+            "code": _code_of(function),
+        }
+
+
+def _code_of(function: FunctionType) -> tuple[str, int, int]:
+    """What tells a function from a wrapper, which may have its attributes."""
+    code = function.__code__
+    return code.co_name, code.co_firstlineno, zlib.crc32(code.co_code)
 
 
 def _axes(given: Any) -> tuple[int, ...]:
@@ -161,4 +203,21 @@ def _integer(value: Any) -> int:
 def lookup(function: Any) -> KernelUse | None:
     """The registered use of a function, or None."""
     entry = _registered.get(id(function))
-    return entry[1] if entry is not None else None
+    if entry is not None:
+        return entry[1]
+    if not isinstance(function, FunctionType):
+        return None
+    carried = function.__dict__.get(_ATTRIBUTE)
+    if not isinstance(carried, dict) or carried.get("code") != _code_of(function):
+        return None
+    return KernelUse(carried["elementwise"], carried["whole_axes"], carried["halo"])
+
+
+def is_registered_here(function: Any) -> bool:
+    """Whether a function was registered in this process."""
+    return id(function) in _registered
+
+
+def registrations() -> list[tuple[Callable[..., Any], KernelUse]]:
+    """All functions that were registered in this process, with their uses."""
+    return list(_registered.values())

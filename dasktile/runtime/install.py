@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from dasktile import config
 from dasktile._compat.distributed import checks, execution, plugins
+from dasktile.capture.user_kernels import carry, registrations
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import (
@@ -162,6 +165,7 @@ async def _enable(client: Client, placement: bool, spill: SpillOptions | None) -
                 f" distributed: {_by_worker(failed)}",
                 stacklevel=2,
             )
+    await _declare(client)
     unavailable = await client.run_on_scheduler(_unavailable)
     without_package: dict[str, Any] = {}
     for address, features in (await client.run(_probe(), on_error="return")).items():
@@ -178,6 +182,14 @@ async def _enable(client: Client, placement: bool, spill: SpillOptions | None) -
             " Install dasktile on every worker",
             stacklevel=2,
         )
+
+
+async def _declare(client: Client) -> None:
+    """Register the functions of this process on the scheduler, where the hook optimises."""
+    for function, use in registrations():
+        # a function of a module that is not there, or that cannot be sent
+        with suppress(Exception):
+            await client.run_on_scheduler(partial(carry, function, use))
 
 
 def _by_worker(answers: Mapping[str, Any]) -> str:

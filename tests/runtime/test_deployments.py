@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,10 +21,12 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, Scheduler, Worker
+from distributed.deploy.subprocess import SubprocessCluster
 from distributed.security import Security
 from distributed.utils_test import gen_cluster
 
 import dasktile
+from dasktile.capture import user_kernels
 from dasktile.runtime.install import NAME
 from dasktile.runtime.nextuse import USES
 from dasktile.runtime.worker.store import TileStore
@@ -324,3 +328,30 @@ def test_leaves_a_cluster_as_it_was(placement: bool, spilling: bool, dashboard: 
         check(await c.compute(product()))
 
     main()
+
+
+def _declared(function: Any, dask_scheduler: Any = None) -> Any:
+    # on the scheduler
+    from dasktile.capture.user_kernels import is_registered_here, lookup
+
+    # functions of a module are not sent, but imported
+    return lookup(function), lookup(textwrap.indent), is_registered_here(textwrap.indent)
+
+
+def test_declarations_reach_the_scheduler() -> None:
+    def ordered(block: np.ndarray) -> np.ndarray:
+        return np.sort(block, axis=1)
+
+    ordered.__module__ = "__main__"
+    for function in (ordered, textwrap.indent):
+        dasktile.register_kernel(function, whole_axes=1)
+    use = user_kernels.lookup(ordered)
+    try:
+        with SubprocessCluster(n_workers=1) as cluster, Client(cluster) as client:
+            asked = functools.partial(_declared, ordered)
+            assert client.run_on_scheduler(asked) == (use, None, False)
+            dasktile.enable(client)
+            assert client.run_on_scheduler(asked) == (use, use, False)
+    finally:
+        del user_kernels._registered[id(textwrap.indent)]
+        del textwrap.indent.__dict__[user_kernels._ATTRIBUTE]

@@ -35,6 +35,7 @@ from dasktile.capture.base import (
     added_axes,
 )
 from dasktile.capture.corrections import called_function
+from dasktile.capture.declarations import contradicts
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
 from dasktile.capture.titles import call_of_layer
 from dasktile.capture.user_kernels import lookup
@@ -208,7 +209,7 @@ def has_aligned_axes(layer: Blockwise) -> bool:
     )
 
 
-def elementwise(view: GraphView, name: str) -> Operation | None:
+def elementwise(view: GraphView, name: str) -> Operation | NotRecognised | None:
     """A function that works element by element, of arrays that broadcast."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or added_axes(layer):
@@ -216,11 +217,35 @@ def elementwise(view: GraphView, name: str) -> Operation | None:
     if not has_aligned_axes(layer) or not is_pointwise_task(layer.task):
         return None
     operation = mapped(view, layer, info)
-    pure = is_pointwise_task(layer.task, table_only=True)
-    return operation if operation is None else replace(operation, repeatable=pure)
+    if operation is None:
+        return None
+    if contradicts_declaration(view, layer, info):
+        return _contradicted(layer)
+    return replace(operation, repeatable=is_pointwise_task(layer.task, table_only=True))
 
 
-def registered(view: GraphView, name: str) -> Operation | None:
+def contradicts_declaration(view: GraphView, layer: Blockwise, info: ArrayInfo) -> bool:
+    """Whether the function of a layer is registered, and does something else on a sample."""
+    task = layer.task
+    use = lookup(task.func)
+    tokens = [blockwise_token(place) for place in range(len(layer.indices))]
+    if use is None or [getattr(argument, "key", None) for argument in task.args] != tokens:
+        return False
+    arguments: list[Any] = []
+    for argument, symbols in layer.indices:
+        array = None if symbols is None else view.array(str(argument))
+        arguments.append(argument if array is None else (array.dtype, array.shape))
+    return contradicts(task.func, use, arguments, task.kwargs, info.shape)
+
+
+def _contradicted(layer: Blockwise) -> NotRecognised:
+    return NotRecognised(
+        f"user function {funcname(layer.task.func)} has other values on parts of a small block than"
+        " its registration allows"
+    )
+
+
+def registered(view: GraphView, name: str) -> Operation | NotRecognised | None:
     """A registered user function with axes that must not be cut."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or added_axes(layer):
@@ -231,7 +256,10 @@ def registered(view: GraphView, name: str) -> Operation | None:
     count = len(info.shape)
     if any(not -count <= axis < count for axis in use.whole_axes):
         return None
-    return mapped(view, layer, info, {axis % count for axis in use.whole_axes})
+    operation = mapped(view, layer, info, {axis % count for axis in use.whole_axes})
+    if operation is not None and contradicts_declaration(view, layer, info):
+        return _contradicted(layer)
+    return operation
 
 
 def is_transpose(layer: Blockwise) -> bool:

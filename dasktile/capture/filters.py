@@ -11,6 +11,7 @@ import inspect
 import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,13 @@ def depths_of(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]
     The depths, or None if the function is no filter of this module, or is called in a form that is
     not supported.
     """
-    name = getattr(function, "__name__", "")
-    rule = _RULES.get(name)
-    # nobody can have passed a function of a module that is not imported
-    if rule is None or getattr(sys.modules.get(_MODULE), name, None) is not function:
+    if type(function) is not FunctionType or not _is_of_scipy(function):
         return None
-    assert callable(function)
+    rule = _RULES.get(function.__name__)
+    # nobody can have passed a function of a module that is not imported
+    if rule is None or getattr(sys.modules.get(_MODULE), function.__name__, None) is not function:
+        return None
+    assert callable(function)  # for the type checker
     try:
         bound = inspect.signature(function).bind(*arguments, **kwargs)
     except TypeError:
@@ -66,6 +68,12 @@ def depths_of(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]
     return None if any(depth < 0 for depth in depths.values()) else depths
 
 
+def _is_of_scipy(function: FunctionType) -> bool:
+    """Whether the code of a function is SciPy's: others may take its place."""
+    scipy = sys.modules.get("scipy")
+    return scipy is not None and function.__code__.co_filename.startswith(str(scipy.__path__[0]))
+
+
 def _by_axis(values: Any, depth: Callable[[Any], int]) -> Depths:
     """The depths of one value for all axes, or of one value for each axis."""
     if isinstance(values, numbers.Real):
@@ -75,7 +83,7 @@ def _by_axis(values: Any, depth: Callable[[Any], int]) -> Depths:
 
 def _correlation(options: Mapping[str, Any]) -> Depths:
     weights = np.asarray(options["weights"])
-    if not weights.size:
+    if not weights.size or not weights.ndim:
         raise ValueError("no weights")
     origins = options["origin"]
     if isinstance(origins, numbers.Integral):

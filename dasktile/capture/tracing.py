@@ -7,8 +7,9 @@ place of its blocks.  Everything that is allowed is listed:
 
 - the instructions of its code: no loops, handlers, inner functions, tests of identity, subscripts,
   assignments to what is not local;
-- what it sees: numbers, strings, tuples of these, types of elements, arrays as opaque values, NumPy
-  and two modules of SciPy, and other functions of the user, which are called in the same way;
+- what it sees: numbers of Python, strings, tuples of these, NumPy and two modules of SciPy, and
+  other functions of the user, which are called in the same way; numbers of NumPy, types of
+  elements, arrays and lists only as arguments of these, which it can neither compare nor test;
 - the functions of these modules, and the attributes of a symbol.
 
 A symbol has no values, no shape and no type.  Whatever else a function does raises an error, and
@@ -29,8 +30,8 @@ import numpy as np
 
 from dasktile.capture.filters import Depths, depths_of
 
-#: Calls in a trace, and elements along an axis of an array that is made in it, at the most.
-_MOST_CALLS, _MOST_ELEMENTS = 200, 100
+#: Calls and values in a trace, and elements along an axis of an array made in it, at the most.
+_MOST_CALLS, _MOST_ELEMENTS = 500, 100
 
 #: Modules that a function may use.
 _MODULES = ("numpy", "scipy", "scipy.ndimage", "scipy.special")
@@ -100,6 +101,10 @@ _CONDITIONS = (
 )
 _COMBINATIONS = (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert)
 
+#: Types of Python's numbers, and of functions that may be in the tables.
+_NUMBERS = (bool, int, float, complex)
+_CALLABLE = (np.ufunc, types.FunctionType, types.BuiltinFunctionType, type(np.clip), type(np.where))
+
 
 class UntraceableError(Exception):
     """A function does something of which nothing is known."""
@@ -140,12 +145,23 @@ def traced_depths(function: Any, kwargs: Mapping[str, Any], arguments: int) -> D
 
 
 def _is_traceable(function: Any) -> bool:
-    if not isinstance(function, types.FunctionType):
-        return False
-    return (function.__module__ or "").partition(".")[0] not in _NOT_TRACED
+    return type(function) is types.FunctionType and _package(function) not in _NOT_TRACED
 
 
-class Symbol:
+class _Hidden:
+    """What a function can only pass on: tests, comparisons and its text raise errors."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def _raise(self, *_: Any) -> Any:
+        raise UntraceableError
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _raise
+    __format__ = __repr__ = __str__ = _raise
+
+
+class Symbol(_Hidden):
     """A block, or what a traced function has computed of blocks.
 
     Traced code sees its operators and its attributes without an underscore.
@@ -165,7 +181,6 @@ class Symbol:
     """
 
     __slots__ = ("_blocks", "_depths", "_is_condition", "_is_new", "_trace")
-    __hash__ = None  # type: ignore[assignment]
 
     #: Numbers of NumPy leave operators to the symbol.
     __array_ufunc__ = None
@@ -220,11 +235,6 @@ class Symbol:
             raise UntraceableError
         self._changed(index)
 
-    def _unknown(self, *_: Any) -> Any:
-        raise UntraceableError
-
-    __bool__ = __format__ = __repr__ = __str__ = _unknown
-
     @property
     def real(self) -> Symbol:
         return self._view()
@@ -273,8 +283,8 @@ for _name in (
     setattr(Symbol, f"__i{_name}__", Symbol._changed)
 
 
-class _Opaque:
-    """An array, or a type of elements: known functions may get it as an argument."""
+class _Opaque(_Hidden):
+    """A number of NumPy, an array, a type of elements or a list: an argument of functions."""
 
     __slots__ = ("_value",)
 
@@ -282,7 +292,13 @@ class _Opaque:
         self._value = value
 
 
-class _Module:
+class _Unknown(_Hidden):
+    """A global of which nothing is known."""
+
+    __slots__ = ()
+
+
+class _Module(_Hidden):
     """A module, with what is known of it."""
 
     __slots__ = ("__name__", "_module", "_trace")
@@ -296,7 +312,7 @@ class _Module:
         return self._trace.known(getattr(self._module, name))
 
 
-class _Function:
+class _Function(_Hidden):
     """A function, which can only be called."""
 
     __slots__ = ("_call", "_trace")
@@ -332,109 +348,98 @@ class _Trace:
 
     def known(self, value: Any) -> Any:
         """What a function sees of a global, a constant or a keyword argument."""
+        self.count()
         kind = type(value)
-        if value is None or kind in (bool, int, float, complex, str):
+        if value is None or kind is str or kind in _NUMBERS:
             return value
-        if kind is tuple or kind is list:
-            # a tuple, so that the function cannot store values in it
+        if kind is tuple:
             return tuple(map(self.known, value))
+        if kind is list:
+            return _Opaque([_raw(self.known(each)) for each in value])
+        if kind is np.ndarray or issubclass(kind, np.dtype):
+            return _Opaque(value)
         if (
-            isinstance(value, np.generic)
+            issubclass(kind, np.generic)
             and kind.__module__ == "numpy"
             and value.dtype.kind in "biufc"
         ):
-            return value.item()
-        if kind is np.ndarray or kind is np.dtype or isinstance(value, np.dtype):
             return _Opaque(value)
-        if isinstance(value, type):
-            if value in (bool, int, float, complex) or value.__module__ == "numpy":
+        if issubclass(kind, type):
+            if any(value is each for each in _NUMBERS) or value.__module__ == "numpy":
                 return _Opaque(value)
         elif kind is types.ModuleType:
             if value.__name__ in _MODULES:
                 return _Module(self, value)
-        elif (
-            kind is types.FunctionType
-            and (value.__module__ or "").partition(".")[0] not in _MODULES
-        ):
-            return self._restricted(value)
         elif kind is functools.partial:
             named = {name: self.known(each) for name, each in value.keywords.items()}
             bound = functools.partial(self.known(value.func), *map(self.known, value.args), **named)
             return _Function(self, bound)
-        elif callable(value):
+        elif kind is types.FunctionType and _package(value) not in _MODULES:
+            return self._restricted(value)
+        elif kind in _CALLABLE:
             return _Function(self, functools.partial(self._apply, value))
         raise UntraceableError
 
     def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function of NumPy or SciPy."""
         symbols = [value for value in args if isinstance(value, Symbol)]
-        if any(isinstance(value, Symbol) for value in kwargs.values()):
-            raise UntraceableError
         if not symbols:
             return self._apply_to_numbers(function, args, kwargs)
-        first = symbols[0]
-        raw = [value._value if isinstance(value, _Opaque) else value for value in args]
-        options = {
-            name: value._value if isinstance(value, _Opaque) else value
-            for name, value in kwargs.items()
-        }
-        depths = depths_of(function, raw, options)
+        first, *others = args
+        depths = None
+        if first is symbols[0] and len(symbols) == 1:
+            options = {name: _raw(value) for name, value in kwargs.items()}
+            depths = depths_of(function, [None, *map(_raw, others)], options)
         if depths is not None:
-            if len(symbols) > 1 or first is not args[0]:
-                raise UntraceableError
             return first._filtered(depths)
-        is_ufunc = type(function) is np.ufunc
-        if is_ufunc:
-            if function.signature is not None or function.nout != 1 or kwargs:
-                raise UntraceableError
-            least, most, names = function.nin, function.nin, ()
+        if type(function) is np.ufunc:
+            _check_ufunc(function, args, kwargs)
         else:
             least, most, names = _found(function, {**_NEW, **_VIEWS})
-        if not least <= len(args) <= most or kwargs.keys() - set(names):
-            raise UntraceableError
+            if not least <= len(args) <= most or kwargs.keys() - set(names):
+                raise UntraceableError
+            for name, value in kwargs.items():
+                if not _is_number(value) and not (name == "bins" and _is_array(value)):
+                    raise UntraceableError
         is_condition = _is_one_of(function, _CONDITIONS) or (
             _is_one_of(function, _COMBINATIONS) and all(map(_is_condition, args))
         )
-        result = first._joined(args, is_condition)
+        result = symbols[0]._joined(args, is_condition)
         if _is_one_of(function, _VIEWS):
-            for symbol in symbols:
+            for symbol in (*symbols, result):
                 symbol._is_new = False
-            result._is_new = False
         return result
 
     def _apply_to_numbers(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if kwargs:
-            raise UntraceableError
-        if _is_one_of(function, _MAKERS):
+        if _is_one_of(function, _MAKERS) and args and not kwargs:
             shape, *values = args
-            sizes = shape if isinstance(shape, tuple) else (shape,)
-            if len(sizes) > 4 or not all(
-                type(size) is int and size <= _MOST_ELEMENTS for size in sizes
-            ):
+            sizes = shape if type(shape) is tuple else (shape,)
+            if len(sizes) > 4 or not all(map(_is_number, values)):
                 raise UntraceableError
-            if not all(type(value) in (bool, int, float, complex) for value in values):
+            if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
                 raise UntraceableError
-            return _Opaque(np.broadcast_to(np.float64(1), sizes))
-        if type(function) is not np.ufunc or len(args) != function.nin or function.nout != 1:
+            return _Opaque(np.ones(sizes, np.int8))
+        if type(function) is not np.ufunc or not all(map(_is_number, args)) or None in args:
             raise UntraceableError
-        if not all(type(value) in (bool, int, float, complex) for value in args):
-            raise UntraceableError
+        _check_ufunc(function, args, kwargs)
         with np.errstate(all="ignore"):
-            return self.known(function(*args))
+            return _Opaque(function(*map(_raw, args)))
 
     def _restricted(self, function: types.FunctionType) -> _Function:
         """A function of the user, with globals and closures of which it sees what is known."""
         if id(function) in self._functions:
             return self._functions[id(function)]
         names = set(_checked(function.__code__))
-        visible: dict[str, Any] = {"__builtins__": {"abs": abs, "__import__": self._import}}
+        visible: dict[str, Any] = {"__builtins__": {"__import__": self._import}}
+        if function.__builtins__.get("abs") is abs:  # type: ignore[attr-defined]
+            visible["__builtins__"]["abs"] = abs
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
         copy = types.FunctionType(function.__code__, visible, function.__name__, closure=cells)
         # before its globals, which may be functions that call it
         self._functions[id(function)] = restricted = _Function(self, copy)
         for name in names & function.__globals__.keys():
-            # what is not known is an error where it is needed
-            visible[name] = _Opaque(None)
+            # an error where it is used
+            visible[name] = _Unknown()
             with suppress(UntraceableError):
                 visible[name] = self.known(function.__globals__[name])
         for cell, original in zip(cells, function.__closure__ or (), strict=True):
@@ -462,7 +467,8 @@ def _checked(code: types.CodeType) -> Iterator[str]:
         name = instruction.opname
         if name not in _INSTRUCTIONS:
             raise UntraceableError
-        if name in ("LOAD_ATTR", "LOAD_METHOD") and str(instruction.argval).startswith("_"):
+        is_attribute = name in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
+        if is_attribute and str(instruction.argval).startswith("_"):
             raise UntraceableError
     if any(name.startswith("__") for name in code.co_names):
         raise UntraceableError
@@ -494,10 +500,46 @@ def _deepest(depths: Depths, others: Depths) -> Depths:
     return result
 
 
+def _check_ufunc(function: Any, args: Any, kwargs: Any) -> None:
+    """Raise an error unless a ufunc computes one array, element by element, without user code."""
+    objects = all(set(kind) <= set("O->") for kind in function.types)
+    if objects or kwargs or function.signature is not None or function.nout != 1:
+        raise UntraceableError
+    if len(args) != function.nin:
+        raise UntraceableError
+
+
+def _package(function: types.FunctionType) -> str:
+    module = function.__module__
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def _raw(value: Any) -> Any:
+    """An argument as a known function gets it."""
+    if type(value) is tuple:
+        return tuple(map(_raw, value))
+    if type(value) is _Opaque:
+        return value._value
+    if value is None or type(value) is str or type(value) in _NUMBERS:
+        return value
+    raise UntraceableError
+
+
 def _is_number(value: Any) -> bool:
     """Whether a value is the same for all elements."""
-    return value is None or type(value) in (bool, int, float, complex)
+    if type(value) is _Opaque:
+        return issubclass(type(value._value), (np.generic, np.dtype, type))
+    return value is None or type(value) in _NUMBERS
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value has numbers that are the same for all elements."""
+    if type(value) is _Opaque:
+        return type(value._value) in (np.ndarray, list)
+    return type(value) is tuple and all(map(_is_number, value))
 
 
 def _is_condition(value: Any) -> bool:
-    return value._is_condition if isinstance(value, Symbol) else type(value) is bool
+    if type(value) is _Opaque:
+        return type(value._value) is np.bool_
+    return value._is_condition if type(value) is Symbol else type(value) is bool

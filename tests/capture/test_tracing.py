@@ -87,7 +87,8 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "a dtype": lambda x: x.astype("f4").round(1),
     "conditions": lambda x: np.isnan(x) | (x > 0) & ~(x > 1),
     "a constant": lambda x: np.full_like(x, np.pi),
-    "bins": lambda x: np.digitize(x, bins=WEIGHTS),
+    "bins": lambda x: np.digitize(x, bins=WEIGHTS) + np.digitize(x, bins=(0.0, 1.0)),
+    "numbers of NumPy": lambda x: x * SINGLE + np.sqrt(2.0) * x,
     "complex numbers": lambda x: (x * 1j).conj().imag + np.asarray(x).real,
     "special functions": lambda x: special.gammaln(np.abs(x) + 1),
     "limits": lambda x: np.minimum(x.clip(min=0), x.clip(0, 1)),
@@ -195,6 +196,14 @@ class _Number(int):
 
 
 NUMBER = _Number(2)
+OPTIONS: dict[str, Any] = {}
+LOW = np.linspace(-1, 1, 6)
+MASKED = np.ma.ones((3, 5))
+FLAG, SINGLE = np.bool_(True), np.float32(0.1)
+LIST = [3, 3]
+POLYNOMIAL = np.poly1d([1.0, 2, 1])
+RUNNING = np.frompyfunc(lambda value: CALLS.append(value) or value, 1, 1)
+ENDS = np.frompyfunc(lambda value: sys.exit(), 1, 1)
 
 UNKNOWN: Mapping[str, Callable[..., Any]] = {
     "sorts": np.sort,
@@ -260,6 +269,24 @@ UNKNOWN: Mapping[str, Callable[..., Any]] = {
     "the same array": lambda x: x if np.asarray(x) is x else np.sort(x),
     "a test for None": _checked,
     "an inner function": lambda x: (lambda y: y + 1)(x),
+    "an unknown global": lambda x: x * 2 if OPTIONS else np.sort(x),
+    "masked weights": lambda x: convolve(x, MASKED),
+    "an unknown option": lambda x: ndimage.gaussian_filter(x, 1, axes=OPTIONS),
+    "a type that is compared": lambda x, dtype=np.float64: np.sort(x) if dtype != "f4" else x,
+    "a function that is compared": lambda x, f=np.sin: np.sort(x) if f == np.sin else f(x),
+    "an array that is tested": lambda x: x * 2 if COUNTS else np.sort(x),
+    "limits that are arrays": lambda x: np.clip(x, a_min=LOW, a_max=2),
+    "limits that are tuples": lambda x: np.clip(x, a_min=(0, 1, 0, 1), a_max=2),
+    "tolerances that are arrays": lambda x: np.isclose(x, 0.1, rtol=LOW),
+    "a boolean of NumPy": lambda x: x * 2 if ~FLAG else np.sort(x),
+    "a boolean that NumPy computes": lambda x: x * 2 if ~np.less(1, 2) else np.sort(x),
+    "a number of single precision": lambda x: np.sort(x) if SINGLE == 0.1 else x,
+    "a list that is compared": lambda x: x if LIST == (3, 3) else np.sort(x),
+    "weights that can be called": lambda x: convolve(x, POLYNOMIAL),
+    "blocks in tuples": lambda x: convolve(x, (x,)),
+    "a ufunc of the user": lambda x: RUNNING(x),
+    "a ufunc of the user of numbers": lambda x: x + RUNNING(3.0),
+    "a ufunc that ends the process": lambda x: x + ENDS(3.0),
     "a module that is not there": lambda x: __import__("scipy.stats") and x,
     "weights that are a block": lambda x: convolve(KERNEL, x),
 }
@@ -411,13 +438,29 @@ def test_arguments_that_are_no_blocks() -> None:
     _check(power.T @ power)
 
 
+def test_names_that_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces: dict[str, Any] = {"__builtins__": {"abs": np.sort}}
+    exec("def function(block): return abs(block)", spaces)
+    assert _halo(spaces["function"]) is None
+    original = ndimage.laplace
+    monkeypatch.setattr(ndimage, "laplace", lambda block: original(original(block)))
+    assert _halo(lambda x: ndimage.laplace(x)) is None
+    odd = _times(2)
+    odd.__module__ = 5  # type: ignore[assignment]
+    assert _halo(odd) == {}
+    nested: list[Any] = [0]
+    for _ in range(40):
+        nested = [nested, nested]
+    assert _halo(_times(nested)) is None
+
+
 def test_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     count = tracing._Trace.count
     monkeypatch.setattr(tracing._Trace, "count", lambda self: (calls.append(1), count(self)))
     assert _halo(_endless) is None
     assert _halo(_branching) is None
-    assert len(calls) < 1000
+    assert len(calls) < 1100
 
 
 def test_globals_are_those_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -331,7 +331,7 @@ class _Trace:
     Parameters
     ----------
     arguments
-        Number of arguments of the first one.
+        Number of positional arguments of the function whose depths are wanted.
     """
 
     def __init__(self, arguments: int) -> None:
@@ -429,7 +429,7 @@ class _Trace:
         """A function of the user, with globals and closures of which it sees what is known."""
         if id(function) in self._functions:
             return self._functions[id(function)]
-        names = set(_checked(function.__code__))
+        names = set(_allowed_names(function.__code__))
         visible: dict[str, Any] = {"__builtins__": {"__import__": self._import}}
         if function.__builtins__.get("abs") is abs:  # type: ignore[attr-defined]
             visible["__builtins__"]["abs"] = abs
@@ -459,8 +459,8 @@ class _Trace:
         return _Module(self, sys.modules[found])
 
 
-def _checked(code: types.CodeType) -> Iterator[str]:
-    """The names that code uses, all of whose instructions are allowed."""
+def _allowed_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names that code uses; an error if one of its instructions is not allowed."""
     if code.co_exceptiontable or code.co_cellvars:
         raise UntraceableError
     for instruction in dis.get_instructions(code):
@@ -472,7 +472,7 @@ def _checked(code: types.CodeType) -> Iterator[str]:
             raise UntraceableError
     if any(name.startswith("__") for name in code.co_names):
         raise UntraceableError
-    yield from code.co_names
+    return code.co_names
 
 
 def _found(function: Any, table: Mapping[Any, Any]) -> Any:

@@ -12,8 +12,10 @@ from dasktile.capture.user_kernels import KernelUse, is_registered_here
 #: Elements along an axis that is cut, without halos, and elements of a sample at the most.
 _LENGTH, _MOST_ELEMENTS = 4, 10_000
 
-#: Results of checks, by the function, which is kept, and all that the sample depends on.
+#: Results of checks, by the function, which its registration keeps, and all that the sample depends
+#: on; as many as are remembered.
 _checked: dict[Any, bool] = {}
+_MOST_CHECKED = 1_000
 
 
 def contradicts(
@@ -43,6 +45,8 @@ def contradicts(
         return False
     key = (id(function), repr(use), repr(arguments), repr(kwargs), len(shape))
     if key not in _checked:
+        if len(_checked) >= _MOST_CHECKED:
+            _checked.clear()
         try:
             with np.errstate(all="ignore"):
                 _checked[key] = _differs(function, use, arguments, kwargs, shape)

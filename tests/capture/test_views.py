@@ -535,6 +535,7 @@ def registered() -> Iterator[None]:
     registry.register_kernel(smooth, halo={0: 2, -1: 1})
     yield
     registry._registered.pop(id(smooth))
+    del smooth.__dict__[registry._ATTRIBUTE]
 
 
 @pytest.mark.parametrize("boundary", ["none", "reflect", "periodic", 7, {0: "none", 1: "nearest"}])

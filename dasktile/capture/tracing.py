@@ -431,7 +431,7 @@ class _Trace:
             return self._functions[id(function)]
         names = set(_allowed_names(function.__code__))
         visible: dict[str, Any] = {"__builtins__": {"__import__": self._import}}
-        if function.__builtins__.get("abs") is abs:  # type: ignore[attr-defined]
+        if getattr(function, "__builtins__", {}).get("abs") is abs:
             visible["__builtins__"]["abs"] = abs
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
         copy = types.FunctionType(function.__code__, visible, function.__name__, closure=cells)

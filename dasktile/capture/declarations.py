@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dasktile.capture.user_kernels import KernelUse, is_registered_here
+
+#: What is said of a function whose declaration is wrong.
+CONTRADICTED = "has other values on parts of a small block than its registration allows"
 
 #: Elements along an axis that is cut, without halos, and elements of a sample at the most.
 _LENGTH, _MOST_ELEMENTS = 4, 10_000
@@ -47,20 +50,21 @@ def contradicts(
     if key not in _checked:
         if len(_checked) >= _MOST_CHECKED:
             _checked.clear()
+
+        def run(values: Sequence[Any]) -> Any:
+            # of copies, which the function may change
+            return function(*map(_copied, values), **kwargs)
+
         try:
             with np.errstate(all="ignore"):
-                _checked[key] = _differs(function, use, arguments, kwargs, shape)
+                _checked[key] = _differs(run, use, arguments, shape)
         except Exception:
             _checked[key] = False
     return _checked[key]
 
 
 def _differs(
-    function: Any,
-    use: KernelUse,
-    arguments: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    shape: Sequence[int],
+    run: Callable[[Sequence[Any]], Any], use: KernelUse, arguments: Sequence[Any], shape: Any
 ) -> bool:
     ndim = len(shape)
     whole = {axis % ndim for axis in use.whole_axes}
@@ -76,7 +80,7 @@ def _differs(
         _sample(rng, argument[0], argument[1], lengths) if isinstance(argument, tuple) else argument
         for argument in arguments
     ]
-    expected = function(*map(_copied, sample), **kwargs)
+    expected = run(sample)
     if np.shape(expected) != tuple(lengths):
         return False
     for axis in set(range(ndim)) - whole:
@@ -85,8 +89,7 @@ def _differs(
         for start, stop in ((depth, middle), (middle, lengths[axis] - depth)):
             low, high = start - depth, stop + depth
             parts = [_part(value, axis - ndim, low, high) for value in sample]
-            actual = function(*map(_copied, parts), **kwargs)
-            inner = _part(actual, axis - ndim, start - low, stop - low)
+            inner = _part(run(parts), axis - ndim, start - low, stop - low)
             if not _agree(inner, _part(expected, axis - ndim, start, stop)):
                 return True
     return False

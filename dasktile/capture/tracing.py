@@ -90,6 +90,8 @@ _VIEWS: Mapping[Any, tuple[int, int, tuple[str, ...]]] = {
     np.round: (1, 2, ("decimals",)),
 }
 
+_ELEMENTWISE = {**_NEW, **_VIEWS}
+
 #: Functions that make arrays of equal numbers.
 _MAKERS = (np.full, np.ones, np.zeros)
 
@@ -395,7 +397,7 @@ class _Trace:
         if type(function) is np.ufunc:
             _check_ufunc(function, args, kwargs)
         else:
-            least, most, names = _found(function, {**_NEW, **_VIEWS})
+            least, most, names = _found(function, _ELEMENTWISE)
             if not least <= len(args) <= most or kwargs.keys() - set(names):
                 raise UntraceableError
             for name, value in kwargs.items():

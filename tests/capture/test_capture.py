@@ -433,6 +433,7 @@ class TestRegistry:
         assert rank(np.array([3, 1, 2])).tolist() == [1, 2, 0]
         assert roles(last(x.rechunk((2, -1)).map_blocks(rank))[0]) == [FREE, WHOLE]
         with pytest.raises(TypeError, match="function must be callable, got 3"):
+            # what is no function is what is tested
             register_kernel(elementwise=True)(3)  # type: ignore[operator]
         with pytest.raises(ValueError, match="exactly one"):
             register_kernel()

@@ -176,13 +176,16 @@ def _enclosed() -> Callable[..., Any]:
 
 
 def _with_attributes(block: Any) -> Any:
+    # functions have no such attribute by their type
     _with_attributes.log.append(1)  # type: ignore[attr-defined]
     return block
 
 
+# functions have no such attribute by their type
 _with_attributes.log = CALLS  # type: ignore[attr-defined]
 
 
+# the name of a builtin is what is tested
 def abs(block: Any) -> Any:  # noqa: A001
     for _ in (1,):
         pass
@@ -446,6 +449,7 @@ def test_names_that_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ndimage, "laplace", lambda block: original(original(block)))
     assert _halo(lambda x: ndimage.laplace(x)) is None
     odd = _times(2)
+    # a module's name that is no text is what is tested
     odd.__module__ = 5  # type: ignore[assignment]
     assert _halo(odd) == {}
     nested: list[Any] = [0]

@@ -35,7 +35,7 @@ from dasktile.capture.base import (
     added_axes,
 )
 from dasktile.capture.corrections import called_function
-from dasktile.capture.declarations import contradicts
+from dasktile.capture.declarations import CONTRADICTED, contradicts
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
 from dasktile.capture.titles import call_of_layer
 from dasktile.capture.user_kernels import lookup
@@ -239,10 +239,7 @@ def contradicts_declaration(view: GraphView, layer: Blockwise, info: ArrayInfo) 
 
 
 def _contradicted(layer: Blockwise) -> NotRecognised:
-    return NotRecognised(
-        f"user function {funcname(layer.task.func)} has other values on parts of a small block than"
-        " its registration allows"
-    )
+    return NotRecognised(f"user function {funcname(layer.task.func)} {CONTRADICTED}")
 
 
 def registered(view: GraphView, name: str) -> Operation | NotRecognised | None:

@@ -24,7 +24,7 @@ from dask.utils import funcname, key_split
 from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
 from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation, added_axes
 from dasktile.capture.corrections import called_function
-from dasktile.capture.declarations import contradicts
+from dasktile.capture.declarations import CONTRADICTED, contradicts
 from dasktile.capture.filters import depths_of
 from dasktile.capture.references import Key
 from dasktile.capture.rules.gradients import Coordinates, Gradient, read_gradient
@@ -152,10 +152,7 @@ def _stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
     if old is None:
         return None
     if contradicts(task.func, use, [(old.dtype, new.shape)], task.kwargs, new.shape):
-        return NotRecognised(
-            f"{funcname(task.func)} in map_overlap has other values on parts of a small block than"
-            " its registration allows"
-        )
+        return NotRecognised(f"{funcname(task.func)} in map_overlap {CONTRADICTED}")
     return _operation(new, old, depths, padded, Stencil(task, block, (), old.shape))
 
 

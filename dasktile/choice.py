@@ -31,6 +31,7 @@ from dasktile.planning import (
     saved_bytes,
     unchanged,
     wanted_blocks,
+    with_bound_of,
 )
 from dasktile.predicted import (
     is_predictable,
@@ -53,7 +54,8 @@ from dasktile.schedule.placement import decode, is_written
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.objective import seconds_alone
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.planner import SearchTables
+from dasktile.tiling.planner import MemoryLimitError, SearchTables
+from dasktile.whole import costs_hardly_more, cut_axes, kept_whole
 
 logger = logging.getLogger("dasktile")
 
@@ -221,15 +223,43 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     """The plan that is carried out, of a captured program."""
     refuse_many_tasks(request, captured)
     tables = SearchTables()
-    usual = candidate(request, captured, request.machine.settings(), tables=tables)
-    assert usual is not None
+    searched = candidate(request, captured, request.machine.settings(), tables=tables)
+    assert searched is not None
+    usual = searched
+    if request.method == "auto":
+        captured, tables, usual = _with_whole_axes(request, captured, tables, usual)
     if _may_compare(request, captured):
         usual = _unless_error(partial(cheapest, request, captured, tables), usual)
     else:
         usual = _unless_error(partial(_unless_more_tasks, request), usual)
     if is_planned(request) and not _is_bundled(usual):
-        return unchanged(usual, AGAIN)
-    return usual
+        usual = unchanged(usual, AGAIN)
+    # a plan without some cuts proves nothing of those with them
+    return usual if usual.planned.captured is captured else with_bound_of(usual, searched)
+
+
+def _with_whole_axes(
+    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+) -> tuple[Captured, SearchTables, Candidate]:
+    """A plan that cuts no axes that were whole, with its program and searches, if it costs little.
+
+    The same plan, program and searches where it costs more.
+    """
+    axes = cut_axes(usual.planned.plan)
+    # of a program with more nodes, the indices are others
+    if not axes or usual.planned.plan.origin is not None:
+        return captured, tables, usual
+    whole, found = kept_whole(captured, axes), SearchTables()
+    settings, threads = request.machine.settings(), request.machine.threads
+    try:
+        plan = candidate(request, whole, settings, tables=found)
+    except (MemoryLimitError, TooManyTasksError):
+        return captured, tables, usual
+    assert plan is not None
+    tiled = plan.planned.plan.tiled is not None
+    if tiled and costs_hardly_more(plan.planned.plan, usual.planned.plan, settings, threads):
+        return whole, found, plan
+    return captured, tables, usual
 
 
 def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:

@@ -270,8 +270,13 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "tiling.objective",
             "tiling.plan",
             "tiling.planner",
+            "whole",
         },
         {"dask"},
+    ),
+    "whole": (
+        {"capture.base", "ir", "tiling.objective", "tiling.plan", "tiling.settings"},
+        set(),
     ),
     "refusal": ({"capture.base", "config", "planning", "request", "tiling"}, set()),
     "pipeline": (

@@ -80,18 +80,22 @@ class Objective:
         slowdown
             Factor by which the functions that run take longer than ours.
         """
-        busiest = max(price.loads, default=0.0) * slowdown
-        even = sum(price.loads) / max(len(price.loads), 1)
         return (
             price.bytes
             + price.spilled
             + sum(price.read)
             + sum(price.tasks) * self.task
-            + self.lost(busiest - even)
+            + self._waiting(price, slowdown)
         )
 
+    def _waiting(self, price: Price, slowdown: float = 1.0) -> float:
+        """The cost of the time in which the worker with most work runs it, beyond an even share."""
+        busiest = max(price.loads, default=0.0) * slowdown
+        even = sum(price.loads) / max(len(price.loads), 1)
+        return self.lost(busiest - even)
+
     def cost_in_bundles(self, price: Price) -> float:
-        """The cost of the tasks of a tiling if they are bundled, and of joining tiles.
+        """The cost of the tasks of a tiling if they are bundled, of joining tiles, and lost time.
 
         Parameters
         ----------
@@ -99,7 +103,8 @@ class Objective:
             The tiling's price.
         """
         bundled = self.settings.model.bundled_task * self.task
-        return bundled * sum(price.tasks) + self.joined_byte * sum(price.joined)
+        joins = self.joined_byte * sum(price.joined)
+        return bundled * sum(price.tasks) + joins + self._waiting(price)
 
 
 def effort(node: Node, model: CostModel) -> float:

@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         skips["gpu"] = pytest.mark.skip(reason="there is no CUDA device")
     for item in items:
         for name, skip in skips.items():
-            if name in item.keywords:
+            if item.get_closest_marker(name):
                 item.add_marker(skip)
 
 

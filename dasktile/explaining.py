@@ -65,6 +65,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
+        variables=request.variables,
     )
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
@@ -95,6 +96,7 @@ def _explained_again(
         runs=(before, after),
         room=choice.room(request, returned.plan),
         unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
+        variables=returned.variables(request),
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 

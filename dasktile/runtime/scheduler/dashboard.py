@@ -34,7 +34,7 @@ _UPDATE_INTERVAL = 1000
 _MAX_BARS = 40
 
 #: Text has the colour of the page, which is light or dark.
-_TEXT = {"color": "inherit"}
+_TEXT: dict[str, str | None] = {"color": "inherit"}
 
 #: Colours of the tiers, the fastest first; tiers of other names are grey.
 _TIERS = {"device": GREEN, "memory": BLUE, "disk": ORANGE}

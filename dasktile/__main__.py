@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--scheduler", help=f"address of a cluster to plan for; {_TLS}")
     explain.add_argument("--method", default="auto", help='tiling method (default "auto")')
-    explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GB"')
+    explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GiB"')
     explain.add_argument(
         "--keep-chunks", action="store_true", help="give the results the chunks of the input"
     )

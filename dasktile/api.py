@@ -67,7 +67,7 @@ def optimize(
         current client, else 1: threads of one process share their memory.
     memory_limit
         Bytes that one task may hold, its inputs and its result, as a number or as a
-        string such as ``"2 GB"``.  By default a share of the client's workers' memory.
+        string such as ``"2 GiB"``.  By default a share of the client's workers' memory.
     keep_chunks
         Give the results the chunks of the input.  By default they have the cheapest
         chunks; those of xarray objects are chosen so that the object can be stored.

@@ -104,7 +104,7 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     workers
         A count, a ``distributed.Client``, or None.
     memory_limit
-        Bytes, a string such as ``"2 GB"``, or None.
+        Bytes, a string such as ``"2 GiB"``, or None.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def _count(name: str, value: object) -> int:
 def _bytes(name: str, value: object) -> int | None:
     if value is None:
         return None
-    allowed = 'must be a positive number of bytes, a string such as "2 GB", or None'
+    allowed = 'must be a positive number of bytes, a string such as "2 GiB", or None'
     if isinstance(value, str):
         try:
             number = float(parse_bytes(value))

@@ -93,7 +93,7 @@ class SchedulePlan:
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.ones((400, 400), chunks=(50, 400))
-    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MiB", workers=1)
     >>> schedule.swap_in_bytes <= schedule.before[0]
     True
     >>> y = schedule.apply()
@@ -319,7 +319,7 @@ def load_plan(filename: str | Path) -> SchedulePlan:
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.ones((400, 400), chunks=(50, 400))
-    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MiB", workers=1)
     >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
     ...     _ = schedule.save(file.name)
     ...     loaded = dasktile.load_plan(file.name)
@@ -407,7 +407,7 @@ def plan(
         ``dasktile.schedule.taskgraph.TaskGraph``.
     memory_limit
         Bytes of results that one worker can hold, as a number or as a string such as
-        ``"2 GB"``.  By default the memory limit of the client's workers.
+        ``"2 GiB"``.  By default the memory limit of the client's workers.
     device
         ``"host"``: memory with a disk below; ``"cuda"``: a GPU's memory with the
         host's below.  The bandwidths are in the settings ``dasktile.plan``.
@@ -439,7 +439,7 @@ def plan(
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.random.default_rng(0).random((4000, 4000), chunks=(500, 500))
-    >>> schedule = dasktile.plan(x @ x.T, memory_limit="100 MB", workers=1)
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="100 MiB", workers=1)
     >>> y = schedule.apply()
     """
     config.check()

@@ -390,15 +390,25 @@ def test_joined_results_are_those_of_compute_alone(client: Client) -> None:
     assert diagnosis.result.operations["finalize_report"].tasks == 3
     assert "joined" not in str(diagnosis)
     with dasktile.diagnose(client, plans=False) as diagnosis:
-        gram().compute()
-    assert "dask.compute joined 1 result on a worker" in str(diagnosis)
+        da.ones((512, 256), chunks=(256, 256)).compute()
+    assert "dask.compute joined 1 result (1.0 MiB) on a worker" in str(diagnosis)
+
+
+def test_small_results_that_are_joined_are_not_mentioned(client: Client) -> None:
+    with dasktile.diagnose(client, plans=False) as diagnosis:
+        da.ones((512, 255), chunks=(256, 255)).compute()
+        da.ones(8, chunks=4).sum().compute()
+    joined = diagnosis.result.operations["finalize-hlgfinalizecompute"]
+    # the sum is one number, of Python or of NumPy
+    assert joined.tasks == 2 and 0 <= joined.made - 512 * 255 * 8 < 256
+    assert "joined" not in str(diagnosis)
 
 
 def test_the_prefix_of_joined_results_is_that_of_dask() -> None:
     prefix = "finalize-hlgfinalizecompute"
     assert joins_blocks(f"{prefix}-0")
-    diagnosis = Diagnosis(1.0, {}, {prefix: OperationUse(2, 0.0, 0)})
-    assert any("joined 2 results" in line for line in diagnosis.summary())
+    diagnosis = Diagnosis(1.0, {}, {prefix: OperationUse(2, 0.0, 0, 3 * 2**20)})
+    assert any("joined 2 results (3.0 MiB)" in line for line in diagnosis.summary())
 
 
 def test_arguments(client: Client) -> None:

@@ -50,8 +50,15 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         If tasks of the graph read keys of an array that are not its blocks.
     """
     returned = returned_plan(request)
-    if returned is not None:
-        return _explained_again(request, returned, unknown)
+    if returned is None:
+        explanation = _explained_plan(request, unknown)
+    else:
+        explanation = _explained_again(request, returned, unknown)
+    return replace(explanation, scheduler_workers=request.machine.scheduler_workers)
+
+
+def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
+    """The explanation of arrays that are planned now."""
     with disable_gc():
         chosen = choice.predicted_plan(request)
     is_again = chosen.planned.plan.verdict == choice.AGAIN

@@ -219,6 +219,23 @@ def test_workers_that_left_are_counted() -> None:
         assert "not counted: 2 workers that left" in str(diagnosis)
 
 
+def test_workers_of_one_process_count_as_one() -> None:
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        explanation = dasktile.explain(gram(), workers=client)
+        with dasktile.diagnose(client) as diagnosis:
+            gram().compute()
+    assert (explanation.workers, explanation.scheduler_workers) == (1, 3)
+    line = "the 3 workers of the cluster are in one process and count as 1"
+    assert line in str(explanation) and line in explanation._repr_html_()
+    assert str(diagnosis).count(line) == 1
+    assert "of the cluster" not in str(dasktile.explain(gram(), workers=3))
+
+
 def test_spilled_bytes(tmp_path: Any) -> None:
     with (
         LocalCluster(

@@ -340,7 +340,10 @@ class Diagnosis:
             return [f"no plans were made: {self.reason}"]
         if not count:
             return ["no plans were made: no dask arrays were computed with this client"]
-        lines = list(_gain_lines(self.computations))
+        plans = [each.explanation for each in self.computations if each.explanation is not None]
+        # measured bytes are those that Dask counts, also between workers of one process
+        lines = list(dict.fromkeys(filter(None, (plan.shared_processes() for plan in plans))))
+        lines += _gain_lines(self.computations)
         if self.not_planned:
             lines.append(
                 f"no plans were made for {format_count(self.not_planned, 'computation')} more"

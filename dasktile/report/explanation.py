@@ -235,6 +235,9 @@ class Explanation:
     planned
         True if the input is what ``optimize`` returned.  *before* and *after* then are the numbers
         of what it was given, and of the input; `changed` is False.
+    scheduler_workers
+        Workers as Dask's scheduler counts them: more than `workers` where several are in one
+        process, which share memory and count as one; 0 without a client.
 
     Examples
     --------
@@ -286,6 +289,7 @@ class Explanation:
     bundle: int = 0
     bytes_unplanned: int = 0
     planned: bool = False
+    scheduler_workers: int = 0
 
     @property
     def _has_plan(self) -> bool:
@@ -523,6 +527,8 @@ class Explanation:
         if not self.nodes:
             return self.verdict
         lines = self._changed() if self._has_plan else self._unchanged()
+        if shared := self.shared_processes():
+            lines.append(shared)
         if self._has_plan and self.bytes_unplanned:
             received = format_bytes(self.bytes_predicted)
             lines.append(
@@ -558,6 +564,17 @@ class Explanation:
             instead = f" instead of {before}" if self._has_plan and after != before else ""
             lines.append(f"predicted run time: about {after}{instead}")
         return "\n".join(lines)
+
+    def shared_processes(self) -> str:
+        """Why fewer workers are planned for than there are; empty if they are as many."""
+        if self.scheduler_workers <= self.workers:
+            return ""
+        processes = "one process" if self.workers == 1 else f"{self.workers:,} processes"
+        return (
+            f"the {self.scheduler_workers:,} workers of the cluster are in {processes} and count as"
+            f" {self.workers:,}: workers of one process share memory, so nothing is copied between"
+            " them"
+        )
 
     def _where(self) -> str:
         """The memory that held arrays do not fit in."""

@@ -136,7 +136,8 @@ def main() -> None:
     table = Table(*titles)
     for row in rows:
         sizes = (format_bytes(int(row[name])) for name in ("received", "worker", "client"))
-        table.add_row(f"{row['megabytes']:g} MB", row["engine"], f"{row['seconds']:.2f}", *sizes)
+        size = format_bytes(int(row["megabytes"] * 1e6))
+        table.add_row(size, row["engine"], f"{row['seconds']:.2f}", *sizes)
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

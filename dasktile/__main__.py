@@ -18,8 +18,8 @@ _ONE_WORKER = (
 )
 
 _NO_PLUGIN = (
-    "Planned without the plugin of a cluster: after dasktile.enable(client), tasks are placed and"
-    "\nbundled, and fewer run."
+    "Planned for processes without dasktile's plugin: after dasktile.enable(client),"
+    "\ntasks run in bundles on the workers of the plan, and fewer run."
 )
 
 
@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the package and return its exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         status: int = options.run(parser, options)
         sys.stdout.flush()
@@ -43,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Chooses tiles, placement and order for the arrays of Dask expressions.",
     )
     parser.add_argument("--version", action="version", version=f"dasktile {dasktile.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     demo = commands.add_parser(
         "demo", help="run array expressions on a local cluster, without dasktile and with it"
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--scheduler", help=f"address of a cluster to plan for; {_TLS}")
     explain.add_argument("--method", default="auto", help='tiling method (default "auto")')
-    explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GB"')
+    explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GiB"')
     explain.add_argument(
         "--keep-chunks", action="store_true", help="give the results the chunks of the input"
     )

@@ -67,7 +67,7 @@ def optimize(
         current client, else 1: threads of one process share their memory.
     memory_limit
         Bytes that one task may hold, its inputs and its result, as a number or as a
-        string such as ``"2 GB"``.  By default a share of the client's workers' memory.
+        string such as ``"2 GiB"``.  By default a share of the client's workers' memory.
     keep_chunks
         Give the results the chunks of the input.  By default they have the cheapest
         chunks; those of xarray objects are chosen so that the object can be stored.
@@ -157,7 +157,8 @@ def explain(
     The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the
     plan, as count and largest size (``=`` if both are the same); and the bytes moved for the
     operation *before*, with the chunks, and *after*, with the tiles.  *from* are the rows of its
-    inputs.  Below are the arrays that keep their chunks, with reasons.
+    inputs.  For xarray objects, the name of a *variable* is below the operation that makes it.
+    Below the table are the arrays that keep their chunks, with reasons.
 
     Parameters
     ----------
@@ -193,18 +194,20 @@ def explain(
     target = _arguments(method, workers, memory_limit, keep_chunks)
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
     holders, _ = _opened(collections)
-    unknown = list(holders.unknown.values())
+    unknown, names = list(holders.unknown.values()), holders.variables
     if missing(CAPTURE):
         verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
-        return describe_unplanned(target.workers, method, unknown, verdict)
+        return describe_unplanned(target.workers, method, unknown, verdict, names)
     if not holders.arrays:
         verdict = "array expressions are not supported and unchanged" if holders.unsupported else ""
-        return describe_unplanned(target.workers, method, unknown, verdict)
+        return describe_unplanned(target.workers, method, unknown, verdict, names)
     explanation: Explanation | None = _guarded(
         _explain, Request.of(holders, keep_chunks, target, method), unknown
     )
     if explanation is None:
-        return describe_unplanned(target.workers, method, unknown, "dasktile failed to read this")
+        return describe_unplanned(
+            target.workers, method, unknown, "dasktile failed to read this", names
+        )
     return explanation
 
 
@@ -309,9 +312,8 @@ def _explain(request: Request, unknown: Sequence[Array]) -> Explanation:
         return explained(request, unknown)
     except UndeclaredReadError as error:
         _warn_inconsistent(error)
-        return describe_unplanned(
-            request.machine.workers, request.method, unknown, f"unchanged: {error}"
-        )
+        verdict, workers = f"unchanged: {error}", request.machine.workers
+        return describe_unplanned(workers, request.method, unknown, verdict, request.variables)
 
 
 def _arguments(

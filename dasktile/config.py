@@ -210,15 +210,15 @@ def _instance(allowed: str, kind: type) -> _Rule:
     return _Rule(allowed, lambda value: value if isinstance(value, kind) else _INVALID)
 
 
-_BYTES = _quantity("a positive number of bytes, or a string such as '2 GB'", parse_bytes)
-_SPEED = _quantity("a positive number of bytes a second, or a string such as '2 GB'", parse_bytes)
+_BYTES = _quantity("a positive number of bytes, or a string such as '2 GiB'", parse_bytes)
+_SPEED = _quantity("a positive number of bytes a second, or a string such as '2 GiB'", parse_bytes)
 _FLAG = _instance("true or false", bool)
 
 #: The rule of every setting.
 _RULES: dict[str, _Rule] = {
     "workers": _count(1, null=True),
     "memory-limit": _quantity(
-        "a number of bytes >= 1, a string such as '2 GB'", parse_bytes, 1, null=True
+        "a number of bytes >= 1, a string such as '2 GiB'", parse_bytes, 1, null=True
     ),
     # the names of the methods are checked where methods are known
     "method": _instance("the name of a tiling method", str),

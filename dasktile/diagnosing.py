@@ -358,7 +358,7 @@ def _worker(report: Mapping[str, Any]) -> WorkerUse:
 
 def _operations(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, OperationUse]:
     total: dict[str, Counter[str]] = {
-        name: Counter() for name in ("tasks", "computing", "received")
+        name: Counter() for name in ("tasks", "computing", "received", "made")
     }
     for report in reports.values():
         for name, counts in total.items():
@@ -366,7 +366,10 @@ def _operations(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Operation
     names = sorted({name for counts in total.values() for name in counts})
     return {
         name: OperationUse(
-            total["tasks"][name], float(total["computing"][name]), total["received"][name]
+            total["tasks"][name],
+            float(total["computing"][name]),
+            total["received"][name],
+            total["made"][name],
         )
         for name in names
     }

@@ -28,15 +28,15 @@ _REQUIRED = ("dask", "distributed", "numpy", "opt_einsum", "psutil", "pyyaml", "
 
 #: Optional packages, by the name of their distributions, and their use.
 _OPTIONAL = {
-    "numba": "searches for orders of tasks are compiled",
-    "matplotlib": "plans of orders are drawn as pictures",
-    "bokeh": "the dashboard has the page /dasktile, and plans of orders are interactive",
-    "cairosvg": "explanations are drawn as .png and .pdf",
+    "numba": "compiled searches for orders of tasks",
+    "matplotlib": "pictures of plans of orders",
+    "bokeh": "the dashboard page /dasktile, plans as pages",
+    "cairosvg": "explanations as .png and .pdf",
     "prometheus_client": "counters on the scheduler's /metrics",
-    "zarr": "arrays in Zarr files; the demo stores its arrays in them",
+    "zarr": "arrays in Zarr files, as those of the demo",
     "xarray": "xarray objects",
     "flox": "group-by of xarray objects",
-    "cupy": "results on GPUs are spilled from the device",
+    "cupy": "results on GPUs, spilled to the host",
     "dask-cuda": "LocalCUDACluster and its workers",
 }
 
@@ -283,11 +283,11 @@ def _cluster_parts(cluster: Mapping[str, Any]) -> Iterator[str]:
         bandwidth = (
             ""
             if measured.bandwidth is None
-            else (f"{format_bytes(measured.bandwidth)}/s between workers, ")
+            else f"{format_bytes(measured.bandwidth)}/s between two workers, "
         )
         yield wrapped(
-            f"calibrated: {bandwidth}{1000 * measured.task_seconds:.1f} ms for each task,"
-            f" {measured.flops / 1e9:.1f} GFLOP/s of a thread"
+            f"calibrated: {bandwidth}{1000 * measured.task_seconds:.2g} ms a task,"
+            f" {measured.flops / 1e9:.3g} Gflop/s a thread"
         )
 
 

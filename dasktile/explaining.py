@@ -50,8 +50,15 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         If tasks of the graph read keys of an array that are not its blocks.
     """
     returned = returned_plan(request)
-    if returned is not None:
-        return _explained_again(request, returned, unknown)
+    if returned is None:
+        explanation = _explained_plan(request, unknown)
+    else:
+        explanation = _explained_again(request, returned, unknown)
+    return replace(explanation, scheduler_workers=request.machine.scheduler_workers)
+
+
+def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
+    """The explanation of arrays that are planned now."""
     with disable_gc():
         chosen = choice.predicted_plan(request)
     is_again = chosen.planned.plan.verdict == choice.AGAIN
@@ -65,6 +72,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
+        variables=request.variables,
     )
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
@@ -95,6 +103,7 @@ def _explained_again(
         runs=(before, after),
         room=choice.room(request, returned.plan),
         unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
+        variables=returned.variables(request),
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 

@@ -26,8 +26,8 @@ logger = logging.getLogger("dasktile")
 #: as many tasks as the bound).
 STEPS, FEW_STEPS = tuple(1.5**step for step in range(8)), (2.0, 4.0)
 
-#: Units of bytes, each a thousand times the one before.
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+#: Units of bytes, each 1024 times the one before.
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def refuse_many_tasks(request: Request, captured: Captured) -> None:
@@ -108,7 +108,9 @@ def _larger_limit(request: Request, error: TooManyTasksError) -> str:
 
 def _rounded_up(limit: float) -> tuple[int, str]:
     """Bytes rounded up to two digits, as a number and as users write them."""
-    power = max(math.ceil(math.log10(limit)) - 2, 0)
-    rounded = math.ceil(limit / 10**power) * 10**power
-    unit = min(int(math.log10(rounded)) // 3, len(UNITS) - 1)
-    return rounded, f"{rounded / 1000**unit:g} {UNITS[unit]}"
+    size, unit = limit, 0
+    while size > 990 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    step = 10.0 ** max(math.ceil(math.log10(size)) - 2, -1 if unit else 0)
+    number = f"{math.ceil(size / step) * step:.6g}"
+    return int(float(number) * 1024**unit), f"{number} {UNITS[unit]}"

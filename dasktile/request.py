@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -40,7 +40,7 @@ class Request:
         The wanted keys of the graph, nested in any way.
     above
         Names of layers that are not part of the arrays' own graph but may read them.
-    groups
+    groups, variables
         As in :class:`~dasktile.collections.unpack.Holders`.
     """
 
@@ -53,6 +53,7 @@ class Request:
     keys: Any
     above: tuple[str, ...] = ()
     groups: Groups = ()
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -72,6 +73,7 @@ class Request:
             holders.keys,
             tuple(holders.above),
             tuple(holders.groups),
+            holders.variables,
         )
 
     def final_chunks(self, plan: TilingPlan) -> list[Chunks | None]:

@@ -43,6 +43,8 @@ class ReturnedPlan:
         The plan.
     describe
         Makes its explanation, see :func:`describer`.
+    names
+        Names of the arrays that were returned, in the order of the plan's outputs.
     layers
         Names of the layers of its graph.
     machine, bundle
@@ -59,6 +61,7 @@ class ReturnedPlan:
 
     plan: TilingPlan
     describe: Callable[..., Explanation]
+    names: tuple[str, ...]
     layers: frozenset[str]
     machine: Machine
     bundle: int
@@ -88,6 +91,15 @@ class ReturnedPlan:
             return after
         tasks = placed_tasks(request.graph, wanted, *self.sizes, by_place=request.machine.placed)
         return predict_tasks(request.machine, 0.0, *tasks)
+
+    def variables(self, request: Request) -> dict[str, tuple[str, ...]]:
+        """The variables of a request by the names of the arrays that `optimize` was given."""
+        program = self.plan.program
+        return {
+            program.nodes[index].name: request.variables[name]
+            for index, name in zip(program.outputs, self.names, strict=True)
+            if name in request.variables
+        }
 
     def _is_for(self, machine: Machine) -> bool:
         """Whether runs of the plan on workers take what they take on those that it was made for."""
@@ -176,6 +188,7 @@ def remember(request: Request, chosen: Candidate) -> None:
     plan = ReturnedPlan(
         chosen.planned.plan,
         describer(request, chosen),
+        tuple(lowered.names),
         frozenset(lowered.graph.layers),
         # without what asks a client
         replace(request.machine, who_has=None, durations=None),

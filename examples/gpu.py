@@ -1,6 +1,6 @@
 """A job that needs more memory than a GPU may use, with arrays of CuPy.
 
-    python examples/gpu.py [--limit "512 MB"] [--times 2]
+    python examples/gpu.py [--limit "512 MiB"] [--times 2]
 
 Results are copied to the memory of the host by next use, and back before the tasks that read them.
 It needs CuPy and dask-cuda.
@@ -21,11 +21,11 @@ import dasktile
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit", default="512 MB", help="device memory for results")
+    parser.add_argument("--limit", default="512 MiB", help="device memory for results")
     parser.add_argument("--times", type=float, default=2.0, help="bytes of the array over them")
     arguments = parser.parse_args()
     rows = int(parse_bytes(arguments.limit) * arguments.times) // (4096 * 8)
-    data = dasktile.worker_data("8 GB", device_memory_limit=arguments.limit)
+    data = dasktile.worker_data("8 GiB", device_memory_limit=arguments.limit)
     with LocalCUDACluster(n_workers=1, data=data) as cluster, Client(cluster) as client:
         dasktile.enable(client)
         random = da.random.default_rng(cupy.random.default_rng())

@@ -672,7 +672,7 @@ def test_workers_are_counted_by_process() -> None:
     assert (target.workers, target.threads, target.memory_limit) == (2, 2, 1_200_000_000)
     target = _cluster({"workers": {"inproc://h/7/1": facts, "inproc://h/7/2": facts}})
     assert target is not None
-    assert (target.workers, target.threads) == (1, 4)
+    assert (target.workers, target.threads, target.scheduler_workers) == (1, 4, 2)
     assert _cluster({"workers": {}}) is None
     target = _cluster({"workers": {}, "n_workers": 3, "total_threads": 12})
     assert target is not None and (target.workers, target.threads) == (3, 4)

@@ -17,6 +17,7 @@ from distributed import Client, LocalCluster
 import dasktile
 from dasktile import doctor
 from dasktile.__main__ import main
+from dasktile.report.formatting import WIDTH
 from dasktile.script import evaluated
 
 SCRIPT = """
@@ -317,3 +318,15 @@ def test_a_reader_that_ends_is_no_error(tmp_path: Path) -> None:
         os.close(writing)
         _, errors = process.communicate()
     assert b"Traceback" not in errors
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "show the plan of an expression" in err
+
+
+def test_uses_of_packages_fit_a_terminal() -> None:
+    # name, version and two gaps; versions have up to 9 characters
+    widest = max(map(len, doctor._OPTIONAL)) + 9 + 4
+    assert all(widest + len(use) <= WIDTH for use in doctor._OPTIONAL.values())

@@ -109,7 +109,7 @@ def test_errors_name_the_invalid_setting(name: str, value: object) -> None:
     ("name", "value", "allowed"),
     [
         ("workers", "many", "an integer >= 1, or null"),
-        ("memory-limit", -1, "a number of bytes >= 1, a string such as '2 GB', or null"),
+        ("memory-limit", -1, "a number of bytes >= 1, a string such as '2 GiB', or null"),
         ("method", 3, "the name of a tiling method"),
         ("bundle", "abc", "an integer >= 0"),
         ("raise-errors", "no", "true or false"),

@@ -219,6 +219,23 @@ def test_workers_that_left_are_counted() -> None:
         assert "not counted: 2 workers that left" in str(diagnosis)
 
 
+def test_workers_of_one_process_count_as_one() -> None:
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        explanation = dasktile.explain(gram(), workers=client)
+        with dasktile.diagnose(client) as diagnosis:
+            gram().compute()
+    assert (explanation.workers, explanation.scheduler_workers) == (1, 3)
+    line = "the 3 workers of the cluster are in one process and count as 1"
+    assert line in str(explanation) and line in explanation._repr_html_()
+    assert str(diagnosis).count(line) == 1
+    assert "of the cluster" not in str(dasktile.explain(gram(), workers=3))
+
+
 def test_spilled_bytes(tmp_path: Any) -> None:
     with (
         LocalCluster(
@@ -390,15 +407,25 @@ def test_joined_results_are_those_of_compute_alone(client: Client) -> None:
     assert diagnosis.result.operations["finalize_report"].tasks == 3
     assert "joined" not in str(diagnosis)
     with dasktile.diagnose(client, plans=False) as diagnosis:
-        gram().compute()
-    assert "dask.compute joined 1 result on a worker" in str(diagnosis)
+        da.ones((512, 256), chunks=(256, 256)).compute()
+    assert "dask.compute joined 1 result (1.0 MiB) on a worker" in str(diagnosis)
+
+
+def test_small_results_that_are_joined_are_not_mentioned(client: Client) -> None:
+    with dasktile.diagnose(client, plans=False) as diagnosis:
+        da.ones((512, 255), chunks=(256, 255)).compute()
+        da.ones(8, chunks=4).sum().compute()
+    joined = diagnosis.result.operations["finalize-hlgfinalizecompute"]
+    # the sum is one number, of Python or of NumPy
+    assert joined.tasks == 2 and 0 <= joined.made - 512 * 255 * 8 < 256
+    assert "joined" not in str(diagnosis)
 
 
 def test_the_prefix_of_joined_results_is_that_of_dask() -> None:
     prefix = "finalize-hlgfinalizecompute"
     assert joins_blocks(f"{prefix}-0")
-    diagnosis = Diagnosis(1.0, {}, {prefix: OperationUse(2, 0.0, 0)})
-    assert any("joined 2 results" in line for line in diagnosis.summary())
+    diagnosis = Diagnosis(1.0, {}, {prefix: OperationUse(2, 0.0, 0, 3 * 2**20)})
+    assert any("joined 2 results (3.0 MiB)" in line for line in diagnosis.summary())
 
 
 def test_arguments(client: Client) -> None:

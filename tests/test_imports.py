@@ -28,6 +28,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat.xarray": (set(), set()),
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
+    "tiling.calibration": ({"report.formatting"}, set()),
     "capture": (
         {
             "_compat.dask",

@@ -269,11 +269,14 @@ def test_graphs_of_which_few_tasks_are_needed_are_not_planned() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [(7, (7, "7 B")), (1_000, (1_000, "1 kB")), (12_345, (13_000, "13 kB")),
-     (999_001, (1_000_000, "1 MB")), (1.5e9, (1_500_000_000, "1.5 GB"))],
+    [(7, (7, "7 B")), (990, (990, "990 B")), (1_000, (1024, "1 KiB")), (12_345, (13_312, "13 KiB")),
+     (1_020_000, (2**20, "1 MiB")), (9e6, (9_017_753, "8.6 MiB")),
+     (1.5e9, (1_503_238_553, "1.4 GiB")),
+     (123 * 2**20, (130 * 2**20, "130 MiB"))],
 )  # fmt: skip
 def test_limits_are_rounded_up(limit: float, expected: tuple[int, str]) -> None:
     assert refusal._rounded_up(limit) == expected
+    assert expected[0] >= limit
     assert parse_bytes(expected[1]) == expected[0]
 
 

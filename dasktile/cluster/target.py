@@ -56,6 +56,8 @@ class Machine:
         Measured speed of the cluster, or None.
     durations
         Returns the average seconds of tasks by the prefix of their keys.
+    scheduler_workers
+        Workers as the scheduler counts them: more than `workers` where several are in one process.
     """
 
     workers: int
@@ -69,6 +71,7 @@ class Machine:
     )
     calibration: Calibration | None = None
     durations: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
+    scheduler_workers: int = field(default=0, compare=False)
 
     @property
     def placed(self) -> bool:
@@ -104,7 +107,7 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     workers
         A count, a ``distributed.Client``, or None.
     memory_limit
-        Bytes, a string such as ``"2 GB"``, or None.
+        Bytes, a string such as ``"2 GiB"``, or None.
 
     Raises
     ------
@@ -152,7 +155,7 @@ def _count(name: str, value: object) -> int:
 def _bytes(name: str, value: object) -> int | None:
     if value is None:
         return None
-    allowed = 'must be a positive number of bytes, a string such as "2 GB", or None'
+    allowed = 'must be a positive number of bytes, a string such as "2 GiB", or None'
     if isinstance(value, str):
         try:
             number = float(parse_bytes(value))
@@ -320,4 +323,5 @@ def _cluster(identity: Mapping[str, Any], settings: ClusterSettings = _DEFAULT) 
         max(1, min(processes.values())),
         int(min(limits)) if limits else None,
         room=int(least) if (least := min(rooms.values())) < inf else None,
+        scheduler_workers=len(workers),
     )

@@ -101,6 +101,8 @@ class Holders:
         True if there are arrays of Dask's own array expressions, which are not supported.
     groups
         Arrays of one xarray object, which must have the same chunks along each shared dimension.
+    variables
+        By the name of an array, the names of the variables of xarray objects that have it.
     expressions
         The arrays of the package ``dask_array``.
     failed
@@ -115,11 +117,20 @@ class Holders:
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
     groups: list[tuple[Member, ...]] = field(default_factory=list)
+    variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     expressions: ExpressionArrays = field(default_factory=ExpressionArrays)
     failed: list[Exception] = field(default_factory=list)
 
-    def open(self, value: Any) -> Rebuild:
-        """Record the arrays in a value; returns a function that rebuilds the value."""
+    def open(self, value: Any, path: str = "") -> Rebuild:
+        """Record the arrays in a value; returns a function that rebuilds the value.
+
+        Parameters
+        ----------
+        value
+            The value.
+        path
+            Of a dataset that is a node of a tree; the names of its variables begin with it.
+        """
         if type(value) is Array:
             return self._array(value)
         if isinstance(value, Array):
@@ -138,13 +149,14 @@ class Holders:
         if is_expression(value):
             self.unsupported = True
         elif is_xarray(value):
-            return self._xarray(value)
+            return self._xarray(value, path)
         elif is_tree(value):
             datasets = datasets_of(value)
             return self._sequence(
                 list(datasets.values()),
                 lambda items: tree_of(value, dict(zip(datasets, items, strict=True))),
                 value,
+                ["" if path == "." else f"{path}/" for path in datasets],
             )
         elif is_dask_collection(value):
             return self._collection(value)
@@ -190,9 +202,11 @@ class Holders:
         items: Sequence[Any],
         build: Callable[[Iterable[Any]], Any],
         whole: Any = None,
+        paths: Sequence[str] = (),
     ) -> Rebuild:
         whole = items if whole is None else whole
-        rebuilds = [self.open(item) for item in items]
+        paths = paths or [""] * len(items)
+        rebuilds = [self.open(item, path) for item, path in zip(items, paths, strict=True)]
 
         def sequence(new: Rewritten) -> Any:
             rebuilt = [rebuild(new) for rebuild in rebuilds]
@@ -202,7 +216,7 @@ class Holders:
 
         return sequence
 
-    def _xarray(self, value: Any) -> Rebuild:
+    def _xarray(self, value: Any, path: str = "") -> Rebuild:
         xarray = sys.modules["xarray"]
         if isinstance(value, xarray.Variable):
             rebuild = self.open(value._data if is_dask_collection(value) else None)
@@ -217,6 +231,7 @@ class Holders:
         names = [name for name in value.variables if is_dask_collection(value.variables[name])]
         rebuilds = [self._xarray(value.variables[name]) for name in names]
         self._tie([value.variables[name] for name in names])
+        self._name({f"{path}{name}": value.variables[name] for name in names})
 
         def dataset(new: Rewritten) -> Any:
             changed = _changed(names, rebuilds, value.variables, new)
@@ -237,6 +252,14 @@ class Holders:
         if members:
             self.groups.append(members)
 
+    def _name(self, variables: Mapping[str, Any]) -> None:
+        for title, variable in variables.items():
+            name = self._recorded_name(variable._data)
+            if name is not None:
+                # the same array may be a variable of several objects
+                titles = dict.fromkeys((*self.variables.get(name, ()), title))
+                self.variables[name] = tuple(titles)
+
     def _recorded_name(self, data: Any) -> str | None:
         """The name under which an array is recorded, None if it is not."""
         if type(data) is Array:
@@ -249,6 +272,9 @@ class Holders:
         rebuilds = [self._xarray(variables[name]) for name in names]
         inner = self._xarray(value.variable)
         self._tie([value.variable, *variables.values()])
+        self._name({str(name): variable for name, variable in variables.items()})
+        if value.name is not None:
+            self._name({str(value.name): value.variable})
 
         def data_array(new: Rewritten) -> Any:
             changed = _changed(names, rebuilds, variables, new)

@@ -33,7 +33,7 @@ from dasktile.orders.graphs import order_of_dask, task_graph
 from dasktile.orders.scored import best_order, on_demand, ran, worker_settings, worker_tasks
 from dasktile.orders.timelines import timeline_of_swaps, timeline_of_worker
 from dasktile.report import html as page
-from dasktile.report.formatting import format_bytes, format_seconds
+from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
 from dasktile.report.timeline import Timeline, draw
 from dasktile.schedule.search import lower_bounds
 from dasktile.schedule.search import plan as find
@@ -93,7 +93,7 @@ class SchedulePlan:
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.ones((400, 400), chunks=(50, 400))
-    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MiB", workers=1)
     >>> schedule.swap_in_bytes <= schedule.before[0]
     True
     >>> y = schedule.apply()
@@ -115,22 +115,31 @@ class SchedulePlan:
     _draw: Callable[[], Timeline] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        return f"<SchedulePlan: {self}>"
+        return f"<SchedulePlan: {'; '.join(self._lines())}>"
 
     def __str__(self) -> str:
+        return "\n".join(map(wrapped, self._lines()))
+
+    def _lines(self) -> list[str]:
         swaps = self.swap_in_bytes + self.swap_out_bytes
         old_in, old_out, old_seconds = self.before
         bound = format_bytes(self.lower_bound)
         seconds = _change(format_seconds(old_seconds), format_seconds(self.makespan))
         swapped = _change(format_bytes(old_in + old_out), format_bytes(swaps))
-        text = (
-            f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)} ({self.method}):"
-            f" takes {seconds} (lower bound {format_seconds(self.time_bound)},"
-            f" {format_seconds(self.ideal)} with unlimited memory),"
+        lines = [
+            self._first_line(),
+            f"takes {seconds} (lower bound {format_seconds(self.time_bound)} for this order,"
+            f" {format_seconds(self.ideal)} with unlimited memory)",
+        ]
+        if swaps or old_in + old_out:
+            return [*lines, f"swaps {swapped} (lower bound {bound} for this order)"]
+        return [*lines, "swaps nothing, as Dask's own order"]
+
+    def _first_line(self) -> str:
+        return (
+            f"{format_count(len(self.order), 'task')} ordered by {self.method}, with"
+            f" {format_bytes(self.memory_limit)} of memory for results"
         )
-        if not swaps and not old_in + old_out:
-            return f"{text} swaps nothing, and neither does Dask's own order"
-        return f"{text} swaps {swapped} (lower bound for this order {bound})"
 
     def _repr_html_(self) -> str:
         old_in, old_out, old_seconds = self.before
@@ -145,12 +154,7 @@ class SchedulePlan:
              format_bytes(self.lower_bound)),
         ]  # fmt: skip
         return page.block(
-            page.lines(
-                [
-                    f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)}, at most"
-                    f" {format_bytes(self.peak)} in memory; order by {self.method}"
-                ]
-            ),
+            page.lines([f"{self._first_line()}; at most {format_bytes(self.peak)} are used"]),
             page.table(("", "Dask's order", "plan", "lower bound of this order"), rows),
             page.legend(
                 "Dask's order: fetching on demand and eviction of the least recently used. swapped:"
@@ -319,7 +323,7 @@ def load_plan(filename: str | Path) -> SchedulePlan:
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.ones((400, 400), chunks=(50, 400))
-    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MiB", workers=1)
     >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
     ...     _ = schedule.save(file.name)
     ...     loaded = dasktile.load_plan(file.name)
@@ -407,7 +411,7 @@ def plan(
         ``dasktile.schedule.taskgraph.TaskGraph``.
     memory_limit
         Bytes of results that one worker can hold, as a number or as a string such as
-        ``"2 GB"``.  By default the memory limit of the client's workers.
+        ``"2 GiB"``.  By default the memory limit of the client's workers.
     device
         ``"host"``: memory with a disk below; ``"cuda"``: a GPU's memory with the
         host's below.  The bandwidths are in the settings ``dasktile.plan``.
@@ -439,7 +443,7 @@ def plan(
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.random.default_rng(0).random((4000, 4000), chunks=(500, 500))
-    >>> schedule = dasktile.plan(x @ x.T, memory_limit="100 MB", workers=1)
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="100 MiB", workers=1)
     >>> y = schedule.apply()
     """
     config.check()

@@ -57,6 +57,7 @@ def describe_plan(
     layers: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     bundle: int = 0,
     unplanned: int = 0,
+    variables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Explanation:
     """Describe a plan.
 
@@ -91,6 +92,8 @@ def describe_plan(
         Tasks that one task of the plan's graph runs at the most; 0 if they are not bundled.
     unplanned
         Bytes that workers receive beside those of the plan.
+    variables
+        By the name of an array, the names of the variables of xarray objects that have it.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -120,6 +123,7 @@ def describe_plan(
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
             homes=_homes(plan, index, final),
             layers=layers.get(index, ()),
+            variables=() if node.copy else variables.get(node.name, ()),
         )
         for index, node in enumerate(plan.program.nodes)
     )
@@ -138,7 +142,7 @@ def describe_plan(
         grids=plan.grids,
         changed=plan.tiled is not None,
         verdict=plan.verdict if plan.tiled is None else "",
-        nodes=_with_unknown(nodes, unknown),
+        nodes=_with_unknown(nodes, unknown, variables),
         balance_before=plan.before.balance,
         balance_after=plan.after.balance,
         spilled_before=plan.before.spilled,
@@ -164,11 +168,15 @@ def describe_plan(
 
 
 def describe_unplanned(
-    workers: int, method: str, unknown: Sequence[UnknownArray] = (), verdict: str = ""
+    workers: int,
+    method: str,
+    unknown: Sequence[UnknownArray] = (),
+    verdict: str = "",
+    variables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Explanation:
     """The explanation of an expression without arrays that could be tiled."""
     verdict = verdict or ("" if unknown else "no dask arrays to tile")
-    rows = tuple(map(_unknown_row, unknown))
+    rows = tuple(_unknown_row(array, variables) for array in unknown)
     return Explanation(
         workers=workers,
         method=method,
@@ -187,10 +195,12 @@ def describe_unplanned(
 
 
 def _with_unknown(
-    nodes: Sequence[NodeReport], unknown: Sequence[UnknownArray]
+    nodes: Sequence[NodeReport],
+    unknown: Sequence[UnknownArray],
+    variables: Mapping[str, tuple[str, ...]],
 ) -> tuple[NodeReport, ...]:
     """The rows of a plan, in which results of unknown chunk sizes have these, and further ones."""
-    rows = {array.name: _unknown_row(array) for array in unknown}
+    rows = {array.name: _unknown_row(array, variables) for array in unknown}
     known = {node.name for node in nodes}
     changed = [
         replace(
@@ -199,6 +209,7 @@ def _with_unknown(
             chunks_before=rows[node.name].chunks_before,
             chunks_after=rows[node.name].chunks_after,
             reason=rows[node.name].reason,
+            variables=rows[node.name].variables,
         )
         if node.name in rows
         else node
@@ -207,7 +218,7 @@ def _with_unknown(
     return (*changed, *(row for name, row in rows.items() if name not in known))
 
 
-def _unknown_row(array: UnknownArray) -> NodeReport:
+def _unknown_row(array: UnknownArray, variables: Mapping[str, tuple[str, ...]]) -> NodeReport:
     chunks = cast(Chunks, tuple(tuple(sizes) for sizes in array.chunks))
     return NodeReport(
         name=array.name,
@@ -224,6 +235,7 @@ def _unknown_row(array: UnknownArray) -> NodeReport:
         tasks_after=0,
         reason="its chunk sizes are unknown until it is computed (see compute_chunk_sizes)",
         inputs=(),
+        variables=variables.get(array.name, ()),
     )
 
 

@@ -30,6 +30,10 @@ _NO_RUN = "its run is not simulated"
 #: The prefix of the keys of tasks that join a result on one worker: see `joins_blocks`.
 _JOINS = "finalize-hlgfinalizecompute"
 
+#: Bytes of results from which the summary says that they were joined on a worker, as in `explain`:
+#: fewer are received in about the time of one task.
+_LARGE = 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerUse:
@@ -83,11 +87,14 @@ class OperationUse:
         Seconds that they ran, of all threads, until they ended or seceded.
     received
         Bytes of their results that workers received from each other.
+    made
+        Bytes of all their results.
     """
 
     tasks: int
     seconds: float
     received: int
+    made: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +287,12 @@ class Diagnosis:
                 f"{format_bytes(self.spilled)} spilled to disk, {format_bytes(self.read_back)}"
                 " read back"
             )
-        if _JOINS in self.operations:
-            results = self.operations[_JOINS].tasks
+        joined = self.operations.get(_JOINS)
+        if joined is not None and joined.made >= _LARGE:
             # the blocks that these tasks receive count under their own names
+            results = f"{format_count(joined.tasks, 'result')} ({format_bytes(joined.made)})"
             lines.append(
-                f"dask.compute joined {format_count(results, 'result')} on a worker, whose bytes"
+                f"dask.compute joined {results} on a worker, which receives the blocks: these bytes"
                 " are measured and not predicted; dasktile.compute joins in the client"
             )
         if self.pending:
@@ -332,7 +340,10 @@ class Diagnosis:
             return [f"no plans were made: {self.reason}"]
         if not count:
             return ["no plans were made: no dask arrays were computed with this client"]
-        lines = list(_gain_lines(self.computations))
+        plans = [each.explanation for each in self.computations if each.explanation is not None]
+        # measured bytes are those that Dask counts, also between workers of one process
+        lines = list(dict.fromkeys(filter(None, (plan.shared_processes() for plan in plans))))
+        lines += _gain_lines(self.computations)
         if self.not_planned:
             lines.append(
                 f"no plans were made for {format_count(self.not_planned, 'computation')} more"

@@ -69,6 +69,9 @@ _LEGEND = (
     " other for the operation, with the chunks and with the tiles."
 )
 
+#: What the second line of an operation in the HTML table is.
+_VARIABLES = "below an operation: the variables of the dataset that it makes."
+
 #: Rows of the table, and lines of reasons, up to which they are not folded in HTML.
 _OPEN_ROWS, _OPEN_REASONS = 30, 12
 
@@ -110,6 +113,9 @@ class NodeReport:
     layers
         Names of the layers of the plan's graph that make the tiles and the final chunks, as
         ``dasktile.metrics`` has them; empty where that graph was not written.
+    variables
+        Names of the variables of the explained xarray objects that have this array; those of a
+        tree begin with the path of their node.
     """
 
     name: str
@@ -128,6 +134,7 @@ class NodeReport:
     inputs: tuple[int, ...]
     homes: tuple[tuple[int, ...], ...] = ()
     layers: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,6 +235,9 @@ class Explanation:
     planned
         True if the input is what ``optimize`` returned.  *before* and *after* then are the numbers
         of what it was given, and of the input; `changed` is False.
+    scheduler_workers
+        Workers as Dask's scheduler counts them: more than `workers` where several are in one
+        process, which share memory and count as one; 0 without a client.
 
     Examples
     --------
@@ -279,6 +289,7 @@ class Explanation:
     bundle: int = 0
     bytes_unplanned: int = 0
     planned: bool = False
+    scheduler_workers: int = 0
 
     @property
     def _has_plan(self) -> bool:
@@ -354,7 +365,10 @@ class Explanation:
             )
             rows = sorted(rows[:largest])
         narrowed = {} if full_names else _NARROWED
-        table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes, rows, full_names), narrowed)
+        titles = list(_TEXT_TITLES)
+        if any(self.nodes[row].variables for row in rows):
+            titles[1] = "operation", "variable"
+        table = two_line_table(titles, _text_rows(self.nodes, rows, full_names), narrowed)
         more = len(self.nodes) - len(rows)
         rest = f"and {format_count(more, 'more array')}" if more else ""
         return "\n".join(part for part in (table, rest) if part)
@@ -398,12 +412,15 @@ class Explanation:
             return page.block(page.lines(self._summary().split("\n")))
         kept = _kept_lines(self.nodes, self.verdict)
         few = len(self.nodes) <= _OPEN_ROWS
+        legend = _LEGEND
+        if any(node.variables for node in self.nodes):
+            legend = f"{_VARIABLES} {legend}"
         arrays = page.table(_HTML_TITLES, _html_rows(self.nodes), (1, 2, 3, 4, 5, 6, 7, 8),
                             drawn=(1, 2, 5, 7), name="arrays")  # fmt: skip
         return page.block(
             page.lines(self._summary().split("\n")),
             self._key_numbers(),
-            page.folded(format_count(len(self.nodes), "array"), arrays + page.legend(_LEGEND), few),
+            page.folded(format_count(len(self.nodes), "array"), arrays + page.legend(legend), few),
             page.folded(kept[0], page.lines(kept[1:]), len(kept) <= _OPEN_REASONS) if kept else "",
         )
 
@@ -510,6 +527,8 @@ class Explanation:
         if not self.nodes:
             return self.verdict
         lines = self._changed() if self._has_plan else self._unchanged()
+        if shared := self.shared_processes():
+            lines.append(shared)
         if self._has_plan and self.bytes_unplanned:
             received = format_bytes(self.bytes_predicted)
             lines.append(
@@ -517,7 +536,7 @@ class Explanation:
                 " each other"
             )
         elif self.uncounted and self.workers > 1:
-            names = [f"{row} {shortened(self.nodes[row].op, _NAME)}" for row in self.uncounted]
+            names = [_row_name(row, self.nodes[row]) for row in self.uncounted]
             lines.append(
                 f"not all counted: bytes received for {format_names(names, _UNCOUNTED_NAMES)},"
                 " as it is unknown which blocks their tasks read"
@@ -545,6 +564,17 @@ class Explanation:
             instead = f" instead of {before}" if self._has_plan and after != before else ""
             lines.append(f"predicted run time: about {after}{instead}")
         return "\n".join(lines)
+
+    def shared_processes(self) -> str:
+        """Why fewer workers are planned for than there are; empty if they are as many."""
+        if self.scheduler_workers <= self.workers:
+            return ""
+        processes = "one process" if self.workers == 1 else f"{self.workers:,} processes"
+        return (
+            f"the {self.scheduler_workers:,} workers of the cluster are in {processes} and count as"
+            f" {self.workers:,}: workers of one process share memory, so nothing is copied between"
+            " them"
+        )
 
     def _where(self) -> str:
         """The memory that held arrays do not fit in."""
@@ -653,6 +683,7 @@ def _box(number: str, nodes: Sequence[NodeReport]) -> picture.Box:
     return picture.Box(
         title=f"{number}  {node.op}" + (f"  x {len(nodes)}" if len(nodes) > 1 else ""),
         lines=(
+            *((shortened(names, _NAME),) if (names := _variables(*nodes)) else ()),
             f"{format_shape(node.shape)} {node.dtype}",
             *_tiles_line(node),
             *(("chunks kept",) if node.reason else ()),
@@ -690,7 +721,7 @@ def _text_rows(
     return [
         [
             (str(index), ""),
-            (node.op, ""),
+            (node.op, _variables(node)),
             (format_ranges(node.inputs), ""),
             (format_shape(node.shape), node.dtype if full else shortened(node.dtype, _DTYPE)),
             (format_chunks(node.chunks_before), _tiles(node)),
@@ -714,7 +745,7 @@ def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
     return [
         (
             str(index),
-            page.full(node.op, shortened(node.op, _NAME)),
+            _html_operation(node),
             page.full(inputs, shortened_words(inputs, _FROM)),
             format_shape(node.shape),
             node.dtype,
@@ -732,6 +763,24 @@ def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
     ]
 
 
+def _variables(*nodes: NodeReport) -> str:
+    return ", ".join(name for node in nodes for name in node.variables)
+
+
+def _html_operation(node: NodeReport) -> str:
+    operation = page.full(node.op, shortened(node.op, _NAME))
+    if not node.variables:
+        return operation
+    names = _variables(node)
+    return f"{operation}<br/><b>{page.full(names, shortened(names, _NAME))}</b>"
+
+
+def _row_name(index: int, node: NodeReport) -> str:
+    """A row in a line of text: its number, operation and variables."""
+    name = f"{index} {shortened(node.op, _NAME)}"
+    return f"{name} ({shortened(_variables(node), _NAME)})" if node.variables else name
+
+
 def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
     """Why arrays keep their chunks, one line for each reason other than the `verdict`."""
     groups: dict[str, list[int]] = {}
@@ -742,7 +791,7 @@ def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
         return []
     lines = ["chunks kept:"]
     for reason, members in groups.items():
-        names = [f"{index} {shortened(nodes[index].op, _NAME)}" for index in members]
+        names = [_row_name(index, nodes[index]) for index in members]
         lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {reason}")
     return lines
 

@@ -55,11 +55,11 @@ def enable(
         False to keep distributed's own spilling.  Workers without a memory limit, and workers
         with a mapping of the user's for their results, always keep their mapping.
     memory_limit
-        Memory of each worker, in bytes or as ``"2 GB"``: results take the share
+        Memory of each worker, in bytes or as ``"2 GiB"``: results take the share
         ``distributed.worker.memory.target`` of it.  By default the limit that the worker was
         started with.
     device_memory_limit
-        GPU memory that results may take, in bytes, as ``"10 GB"``, or a share of the GPU's memory
+        GPU memory that results may take, in bytes, as ``"10 GiB"``, or a share of the GPU's memory
         up to 1.  By default the limit that a worker of dask-cuda was started with; other workers
         do not use a GPU.
     prefetch

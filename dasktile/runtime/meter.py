@@ -57,7 +57,8 @@ async def stop(client: Client, name: str) -> dict[str, Report]:
     Returns
     -------
     The reports of all workers that answer, by address.  ``threads``; ``tasks`` and ``received``
-    (bytes received from other workers) and ``computing`` (seconds in tasks) by the prefix of keys;
+    (bytes received from other workers), ``made`` (bytes of the results of its own tasks) and
+    ``computing`` (seconds in tasks) by the prefix of keys;
     ``waiting`` and ``idle``: seconds of threads without a task while data was on its way to the
     worker, and otherwise; a task that secedes leaves its thread, and its further seconds are not
     counted; ``results`` and ``process``: most bytes of results held and of the
@@ -97,6 +98,7 @@ def _meter() -> WorkerPlugin:
             self.process = Process()
             self.tasks: Any = Counter()
             self.received: Any = Counter()
+            self.made: Any = Counter()
             self.computing: Any = Counter()
             self.waiting = self.idle = 0.0
             tasks = worker.state.tasks
@@ -139,6 +141,7 @@ def _meter() -> WorkerPlugin:
                 self.most_results = max(self.most_results, self.results)
                 if ran:
                     self.tasks[key_split(key)] += 1
+                    self.made[key_split(key)] += size
                 elif came:
                     self.received[key_split(key)] += size
             elif key in self.held:
@@ -177,6 +180,7 @@ def _meter() -> WorkerPlugin:
                 "threads": self.worker.state.nthreads,
                 "tasks": dict(self.tasks),
                 "received": dict(self.received),
+                "made": dict(self.made),
                 "computing": dict(computing),
                 "waiting": self.waiting,
                 "idle": self.idle,

@@ -36,7 +36,7 @@ class TooManyTasksError(MemoryLimitError):
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.ones((400, 400), chunks=100)
-    >>> dasktile.optimize(x.T @ x, workers=4, memory_limit="1 kB")
+    >>> dasktile.optimize(x.T @ x, workers=4, memory_limit="1 KiB")
     Traceback (most recent call last):
     ...
     dasktile.tiling.growth.TooManyTasksError: ...

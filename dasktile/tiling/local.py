@@ -50,7 +50,7 @@ class MemoryLimitError(ValueError):
     >>> import dasktile
     >>> import numpy as np
     >>> x = da.from_array(np.ones((1000, 1000)), chunks=(100, 1000))
-    >>> dasktile.optimize(da.fft.fft(x, axis=1), workers=2, memory_limit="10 kB")
+    >>> dasktile.optimize(da.fft.fft(x, axis=1), workers=2, memory_limit="10 KiB")
     Traceback (most recent call last):
     ...
     dasktile.tiling.local.MemoryLimitError: ...
@@ -373,8 +373,8 @@ class Splitter:
                     if node.pinned or node.stored is not None:
                         break
                     raise MemoryLimitError(
-                        f"memory_limit of {self.memory_limit} bytes is below one tile: {node.op} "
-                        f"of shape {node.shape} needs {need} bytes for its smallest tiles"
+                        f"memory_limit of {self.memory_limit:,} bytes is below one tile: {node.op} "
+                        f"of shape {node.shape} needs {need:,} bytes for its smallest tiles"
                     )
                 self.fine[choice.classes[widest]] *= 2
 

@@ -568,6 +568,8 @@ class TestRegistry:
         for boundary in ("none", "reflect"):
             program = captured(x.map_overlap(smooth, depth=1, boundary=boundary)).program
             assert {node.reason for node in program.nodes} == {"", expected}
+        unnamed = captured(x.map_overlap(lambda a: opaque(a), depth=1, boundary="none"))
+        assert unnamed.program.nodes[-1].reason.endswith("register_kernel(function, halo=...)")
         two = captured(da.map_overlap(lambda a, b: a + b, x, x, depth=1, boundary="none"))
         assert "register_kernel" not in "".join(node.reason for node in two.program.nodes)
         register_kernel(smooth, halo={0: 2})

@@ -97,9 +97,14 @@ def test_bytes_and_seconds_of_a_plan() -> None:
     assert plan.ideal <= plan.makespan <= 1.2 * seconds
     assert plan.time_bound <= plan.makespan
     assert json.dumps(plan.to_dict())
-    assert str(plan).startswith(f"{len(plan.order)} tasks in 562 KiB")
+    first, second, third = str(plan).replace("\n  ", " ").splitlines()
+    assert first.startswith(f"{len(plan.order)} tasks ordered by {plan.method}, ")
+    assert first.endswith("with 562 KiB of memory for results")
+    assert second.startswith("takes ") and third.startswith("swaps ")
     # not the keys of all tasks
-    assert repr(plan) == f"<SchedulePlan: {plan}>"
+    assert repr(plan) == f"<SchedulePlan: {'; '.join((first, second, third))}>"
+    idle = dasktile.plan(product(), memory_limit="1 GiB", workers=1)
+    assert str(idle).splitlines()[-1] == "swaps nothing, as Dask's own order"
 
 
 def test_values_are_the_same_with_every_scheduler() -> None:

@@ -485,7 +485,10 @@ def test_content_of_the_page(cluster: Cluster) -> None:
         "received text": ["7.8 KiB"],
     }
     workers = charts.workers.source.data
-    assert workers["name"] == ["worker 0", "worker 1"]
+    addresses = [cluster.first, cluster.second]
+    assert workers["name"] == [
+        f"{address.rpartition('://')[2]} ({number})" for number, address in enumerate(addresses)
+    ]
     by_address = dict(
         zip(workers["about"], zip(workers["received"], workers["tiles"], strict=True), strict=True)
     )
@@ -511,7 +514,7 @@ def test_bars_are_bounded() -> None:
     }
     rows = worker_rows(workers)
     assert len(rows) == 40
-    assert [*rows][:2] == ["worker 960", "worker 961"]
+    assert [*rows][:2] == ["10.0.0.1:960 (960)", "10.0.0.1:961 (961)"]
     assert rows["960 others, mean"].on == {"memory": 479}
     assert rows["960 others, mean"].received == 2
 

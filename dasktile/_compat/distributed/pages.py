@@ -8,6 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed import Scheduler
 
+#: Distributed's page with dark colours of the page and its menu for browsers that prefer them.
+_TEMPLATE = """{% extends "simple.html" %}
+{% block extra_resources %}
+<style>
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; }
+  html { background: #111; }
+  .navbar ul, .dropdown-content { background-color: #2b2b2b; }
+  .navbar li a { color: #ddd; }
+  .navbar li:hover a { color: black; }
+  #navbar-toggle-icon img { filter: invert(0.85); }
+}
+</style>
+{% endblock %}
+"""
+
 
 def dashboard_of(scheduler: Scheduler) -> Any:
     """The dashboard of a scheduler, None where it was not started."""
@@ -79,8 +95,8 @@ def remove_page(scheduler: Scheduler, name: str) -> None:
 
 
 def style(doc: Any) -> None:
-    """Make a Bokeh document look like distributed's own pages."""
+    """Make a Bokeh document look like distributed's own pages, but dark where these are not."""
     from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-    doc.template = env.get_template("simple.html")
+    doc.template = env.from_string(_TEMPLATE)
     doc.theme = BOKEH_THEME

@@ -223,9 +223,10 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
     elif (getattr(function, "__module__", "") or "").split(".")[0] == "dask":
         reason = f"{title} in map_overlap is not supported"
     elif (use := _use(layer)) is None or use.whole_axes:
+        called = "function" if title == "lambda" else title
         reason = (
             f"the result of {title} in map_overlap may depend on the chunks; if not, "
-            f"declare its halo with dasktile.register_kernel({title}, halo=...)"
+            f"declare its halo with dasktile.register_kernel({called}, halo=...)"
         )
     else:
         depths = ", ".join(f"{depth} along axis {axis}" for axis, depth in use.halo.items())

@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Scheduler
 
 from dasktile._compat.distributed import pages
-from dasktile.report.axes import GREY, add_legend, colour, count_in_bytes
+from dasktile.report.axes import add_legend, colour, count_in_bytes
 from dasktile.report.formatting import format_bytes, format_count
 from dasktile.report.palette import BLUE, GREEN, ORANGE, RED, SKY
 from dasktile.runtime.metrics import PlanCounts, owners, short_names
@@ -32,6 +32,9 @@ _UPDATE_INTERVAL = 1000
 
 #: Number of rows of a chart at the most, those with the most bytes.
 _MAX_BARS = 40
+
+#: Text has the colour of the page, which is light or dark.
+_TEXT: dict[str, str | None] = {"color": "inherit"}
 
 #: Colours of the tiers, the fastest first; tiers of other names are grey.
 _TIERS = {"device": GREEN, "memory": BLUE, "disk": ORANGE}
@@ -163,10 +166,7 @@ def worker_rows(workers: Mapping[str, tuple[object, Summary]]) -> dict[str, Work
     # in an order that does not change while the bytes do
     for address in sorted(largest[:most], key=lambda address: _natural(workers[address][0])):
         name, summary = workers[address]
-        label = str(name) if uses[str(name)] == 1 else address
-        label = label.rpartition("://")[2]
-        if label.isdigit():
-            label = f"worker {label}"
+        label = _label(address, str(name), uses[str(name)] == 1)
         rows[label] = WorkerRow(address, on[address], summary.received, summary.tiles)
     others = largest[most:]
     if others:
@@ -181,6 +181,17 @@ def worker_rows(workers: Mapping[str, tuple[object, Summary]]) -> dict[str, Work
             sum(workers[address][1].tiles for address in others) // count,
         )
     return rows
+
+
+def _label(address: str, name: str, is_unique: bool) -> str:
+    """How a worker is named: by its name, or by its address if its name is a number or another's.
+
+    Dask's own pages and ``dasktile.metrics`` name workers by their addresses.
+    """
+    short = address.rpartition("://")[2]
+    if name == address or not is_unique:
+        return short
+    return f"{short} ({name})" if name.isdigit() else name
 
 
 def _natural(name: object) -> tuple[bool, int, str]:
@@ -231,7 +242,7 @@ class _Charts:
 
         self.scheduler = scheduler
         self.plugin = plugin
-        self.summary = Div(text="", sizing_mode="stretch_width", styles={"color": GREY})
+        self.summary = Div(text="", sizing_mode="stretch_width", styles=_TEXT)
         self.layers = _Bars(
             "Bytes received from other workers, by layer",
             "Predicted for the plans (bytes_predicted of explain), filled as workers receive the"
@@ -428,9 +439,7 @@ class _Bars:
         tips = [("", "@name"), *((name, f"@{{{name} text}}") for name in colours)]
         tips += [(name, f"@{{{column}}}") for name, column in self.details.items()]
         chart.add_tools(HoverTool(tooltips=tips, point_policy="follow_mouse"))
-        self.heading = Div(
-            sizing_mode="stretch_width", styles={"color": GREY, "margin-top": "0.8em"}
-        )
+        self.heading = Div(sizing_mode="stretch_width", styles={**_TEXT, "margin-top": "0.8em"})
         self.root = column(
             self.heading, chart, sizing_mode="stretch_width", styles={"min-width": "0"}
         )
@@ -441,7 +450,7 @@ class _Bars:
         explanation = self.explanation if rows else f"{self.explanation} Nothing so far."
         text = (
             f"<div style='font-weight: bold; font-size: 14px'>{html.escape(self.title)}</div>"
-            f"<div style='font-size: 12px'>{html.escape(explanation)}</div>"
+            f"<div style='font-size: 12px; opacity: 0.8'>{html.escape(explanation)}</div>"
         )
         if self.heading.text != text:
             self.heading.text = text

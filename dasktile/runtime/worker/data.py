@@ -165,10 +165,10 @@ def worker_data(
     Parameters
     ----------
     memory_limit
-        Memory of each worker, in bytes or as ``"2 GB"``.  By default that of the machine, until
+        Memory of each worker, in bytes or as ``"2 GiB"``.  By default that of the machine, until
         :func:`dasktile.enable` reads the limit of the worker.
     device_memory_limit
-        GPU memory that results may take, in bytes, as ``"10 GB"``, or a share of the GPU's memory
+        GPU memory that results may take, in bytes, as ``"10 GiB"``, or a share of the GPU's memory
         up to 1.  None for workers without a GPU.
     prefetch
         Whether spilled results are prefetched.
@@ -189,7 +189,7 @@ def worker_data(
     --------
     >>> from distributed import Client, LocalCluster
     >>> import dasktile
-    >>> cluster = LocalCluster(data=dasktile.worker_data("2 GB"))  # doctest: +SKIP
+    >>> cluster = LocalCluster(data=dasktile.worker_data("2 GiB"))  # doctest: +SKIP
     >>> dasktile.enable(Client(cluster))  # doctest: +SKIP
     """
     return make_store, {
@@ -208,7 +208,7 @@ def parse_bytes_limit(name: str, limit: object) -> int | None:
     ValueError, TypeError
         If the limit is invalid; the message names the argument.
     """
-    allowed = f'{name} must be a positive number of bytes, a string such as "2 GB", or None'
+    allowed = f'{name} must be a positive number of bytes, a string such as "2 GiB", or None'
     size = _number(allowed, None if limit == "auto" else limit)
     if size is not None and size <= 1:
         raise ValueError(f"{allowed}; got {limit!r}")
@@ -225,7 +225,7 @@ def parse_share_limit(name: str, limit: object) -> float | None:
     """
     allowed = (
         f"{name} must be a positive number of bytes, a share of the memory up to 1, a string such"
-        ' as "2 GB", or None'
+        ' as "2 GiB", or None'
     )
     size = _number(allowed, limit)
     if size is not None and size > 1 and not size.is_integer():

@@ -28,8 +28,8 @@ def exhaustive(costs: Costs, settings: Settings, tile_weight: float) -> Solution
     limit = settings.solver.exhaustive
     if total > limit:
         raise TooManyTilingsError(
-            f"method 'exhaustive' tries every tiling, and this expression has {total:.3g}; "
-            f"at most {limit} are allowed. Use method='exact'"
+            f"method 'exhaustive' tries every tiling, and this expression has {total:.3g} of"
+            f" them; at most {limit:,} are allowed. Use method='exact'"
         )
     best = min(itertools.product(*map(range, counts)), key=problem.cost)
     cost = problem.cost(best)

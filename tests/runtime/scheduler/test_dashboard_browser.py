@@ -59,6 +59,18 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
                     assert title in text
                 assert "2 of 2 workers" in text
                 assert "0 errors" in text
+                colours = (
+                    "[getComputedStyle(document.documentElement).backgroundColor,"
+                    " getComputedStyle(all(document).findLast(e => e.children.length === 0"
+                    " && e.textContent === 'Tasks')).color]"
+                )
+                for scheme, expected in (
+                    ("dark", ["rgb(17, 17, 17)", "rgb(255, 255, 255)"]),
+                    ("light", ["rgb(250, 250, 250)", "rgb(0, 0, 0)"]),
+                ):
+                    feature = {"name": "prefers-color-scheme", "value": scheme}
+                    await page.call("Emulation.setEmulatedMedia", features=[feature])
+                    assert await page.evaluate(colours) == expected
                 # the page is updated while it is open
                 before = await asyncio.to_thread(lambda: dasktile.metrics(client).tasks)
                 after = (x + 2).persist()

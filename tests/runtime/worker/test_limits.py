@@ -9,10 +9,10 @@ import pytest
 
 import dasktile
 
-BYTES = 'memory_limit must be a positive number of bytes, a string such as "2 GB", or None'
+BYTES = 'memory_limit must be a positive number of bytes, a string such as "2 GiB", or None'
 SHARE = (
     "device_memory_limit must be a positive number of bytes, a share of the memory up to 1, a"
-    ' string such as "2 GB", or None'
+    ' string such as "2 GiB", or None'
 )
 
 

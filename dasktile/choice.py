@@ -245,9 +245,9 @@ def _with_whole_axes(
 
     The same plan, program and searches where it costs more.
     """
-    axes = cut_axes(usual.planned.plan)
-    # of a program with more nodes, the indices are others
-    if not axes or usual.planned.plan.origin is not None:
+    # in another program, with arrays that keep their chunks or are replicated, indices are others
+    axes = cut_axes(usual.planned.plan) if usual.planned.captured is captured else {}
+    if not axes:
         return captured, tables, usual
     whole, found = kept_whole(captured, axes), SearchTables()
     settings, threads = request.machine.settings(), request.machine.threads

@@ -11,6 +11,7 @@ import dask.array as da
 import numpy as np
 
 import dasktile
+from dasktile.capture.base import Captured
 from dasktile.capture.highlevel import capture, describable
 from dasktile.lower.writer import lower
 from tests.support import check_graph, output_graphs, random_tiling
@@ -61,13 +62,16 @@ def same(lazy: da.Array | Sequence[da.Array], expected: Any) -> None:
     values = [expected] if isinstance(lazy, da.Array) else list(expected)
     variants: list[tuple[str, Callable[[], Any]]] = []
     if all(map(describable, arrays)):
+        captured = capture(arrays)
         variants += [
-            (f"random {seed}", lambda seed=seed: in_random_tiles(arrays, seed)) for seed in range(4)
+            (f"random {seed}", lambda seed=seed: in_random_tiles(arrays, seed, captured))
+            for seed in range(4)
         ]
+    chosen = _chosen(arrays, False)
     variants += [
-        ("chosen", lambda: dask.compute(*_chosen(arrays, False), scheduler="sync")),
+        ("chosen", lambda: dask.compute(*chosen, scheduler="sync")),
         ("chunks kept", lambda: dask.compute(*_chosen(arrays, True), scheduler="sync")),
-        ("threads", lambda: dask.compute(*_chosen(arrays, False), scheduler="threads")),
+        ("threads", lambda: dask.compute(*chosen, scheduler="threads")),
         ("hook", lambda: _hooked(arrays)),
     ]
     for variant, compute in variants:
@@ -78,8 +82,11 @@ def same(lazy: da.Array | Sequence[da.Array], expected: Any) -> None:
                 raise AssertionError(f"{variant}: {error}") from error
 
 
-def in_random_tiles(arrays: Sequence[da.Array], seed: int) -> Sequence[Any]:
-    captured = capture(arrays)
+def in_random_tiles(
+    arrays: Sequence[da.Array], seed: int, captured: Captured | None = None
+) -> Sequence[Any]:
+    """Compute arrays in tiles that a seed chooses; `captured` is what `capture` reads of them."""
+    captured = captured or capture(arrays)
     lowered = lower(captured, random_tiling(captured.program, random.Random(seed)))
     check_graph(lowered.graph)
     new = [

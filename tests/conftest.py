@@ -9,7 +9,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed.utils import RateLimiterFilter
+from distributed.utils import RateLimiterFilter, get_mp_context
 
 import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.highlevel import failures
@@ -31,6 +31,12 @@ dask.config.set(
         "distributed.deploy.lost-worker-timeout": "365 days",
     }
 )
+if sys.platform == "linux":
+    # Worker processes are forked from one that has imported what they need, which takes each of
+    # them a second otherwise.  Programs that tests run start them as users do.
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    # names packages to import, the first time; these contain them
+    get_mp_context().set_forkserver_preload(["distributed", "dask.array", "dasktile.preload"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

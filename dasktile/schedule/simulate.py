@@ -47,7 +47,8 @@ class HostLink:
         both = np.inf if self.both is None else self.both
         share = min(1.0, both / (self.inward + self.outward))
         one_in, one_out = min(self.inward, both), min(self.outward, both)
-        return one_in, one_out, self.inward * share, self.outward * share
+        # for other types of numbers, the loops would be compiled again
+        return float(one_in), float(one_out), self.inward * share, self.outward * share
 
 
 @dataclass(frozen=True, slots=True, eq=False)

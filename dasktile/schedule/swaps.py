@@ -265,7 +265,10 @@ def _plan_once(
                 np.minimum(positions + policy.lead, n - 1),
                 positions + int(policy.lead * policy.spare),
             ),
-            kernels.EvictionRules(int(policy.least_recent), policy.dirty_factor, policy.threshold),
+            # for other types of numbers, the loops would be compiled again
+            kernels.EvictionRules(
+                int(policy.least_recent), float(policy.dirty_factor), int(policy.threshold)
+            ),
             space,
         )
         space *= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -221,6 +222,15 @@ def test_annotations_of_delayed_functions_are_kept() -> None:
     assert annotations == [{"priority": 5}] * 10
 
 
+@functools.cache
+def with_values(
+    build: Callable[[], da.Array], reduce: Callable[[Any], da.Array]
+) -> tuple[da.Array, np.ndarray]:
+    """An expression, and what Dask computes of it."""
+    lazy = reduce(build())
+    return lazy, lazy.compute(scheduler="sync")
+
+
 @pytest.mark.parametrize("workers", [1, 3, 4])
 @pytest.mark.parametrize(
     "reduce",
@@ -237,8 +247,7 @@ def test_annotations_of_delayed_functions_are_kept() -> None:
 def test_values_are_those_of_dask(
     build: Callable[[], da.Array], reduce: Callable[[Any], da.Array], workers: int
 ) -> None:
-    lazy = reduce(build())
-    expected = lazy.compute(scheduler="sync")
+    lazy, expected = with_values(build, reduce)
     for keep_chunks in (False, True):
         new = dasktile.optimize(lazy, workers=workers, keep_chunks=keep_chunks)
         np.testing.assert_allclose(new.compute(scheduler="sync"), expected, rtol=1e-5, atol=1e-5)

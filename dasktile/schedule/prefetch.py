@@ -12,6 +12,7 @@ none.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,11 @@ class Proposal(NamedTuple):
     tile: Tile
     tiers: list[int]
     later: float
+
+
+def _is_left(tile: Tile) -> bool:
+    """Whether a tile could be copied to its home tier."""
+    return not (tile.is_home or tile.is_fetched or tile.unreadable)
 
 
 class Prefetches:
@@ -108,6 +114,9 @@ class Prefetches:
         requests
             All requests.
         """
+        upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
+        if not any(map(_is_left, upcoming)):
+            return
         reads = [
             tile.next
             for request in requests
@@ -116,10 +125,9 @@ class Prefetches:
             if tile.next is not None and not tile.removed
         ]
         last = max(reads, default=-math.inf)
-        upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
         # in another order a prefetched tile could be evicted for the next one, without end
         for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if tile.is_home or tile.is_fetched or tile.unreadable or tile.next == math.inf:
+            if not _is_left(tile) or tile.next == math.inf:
                 continue
             room = self._capacity[tile.home]
             if tile.size > room:
@@ -140,12 +148,15 @@ class Prefetches:
             Bytes of the results of the last tasks; the tasks that run next are assumed to need as
             much.
         """
+        if all(map(operator.gt, (used + room for used in self._used[:-1]), self._capacity)):
+            # the usual case while tiles are evicted
+            return
         soon = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
-        if any(not tile.is_home and not tile.is_fetched and not tile.unreadable for tile in soon):
+        if any(map(_is_left, soon)):
             return
         for key in self.further:
             tile = self._tiles.get(key)
-            if tile is None or tile.is_home or tile.is_fetched or tile.unreadable:
+            if tile is None or not _is_left(tile):
                 continue
             if tile.next == math.inf:
                 return

@@ -422,6 +422,10 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         """Whether the residency knows no values: all are in memory, and nothing is decided."""
         return not self._entries and self._device is None
 
+    def tracked(self, keys: Iterable[Any]) -> list[Any]:
+        """The keys whose next uses the residency needs: not those of small values."""
+        return [key for key in keys if key in self._entries]
+
     @property
     def crowded(self) -> bool:
         """Whether a tier exceeds its capacity and evictions from it are in progress."""

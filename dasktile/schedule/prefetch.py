@@ -12,7 +12,6 @@ none.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ class Proposal(NamedTuple):
 
 def _is_left(tile: Tile) -> bool:
     """Whether a tile could be copied to its home tier."""
-    return not (tile.is_home or tile.is_fetched or tile.unreadable)
+    return tile.home not in tile.on and not tile.unreadable and not tile.is_fetched
 
 
 class Prefetches:
@@ -148,12 +147,7 @@ class Prefetches:
             Bytes of the results of the last tasks; the tasks that run next are assumed to need as
             much.
         """
-        if all(map(operator.gt, (used + room for used in self._used[:-1]), self._capacity)):
-            # the usual case while tiles are evicted
-            return
-        soon = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
-        if any(map(_is_left, soon)):
-            return
+        soon_checked = False
         for key in self.further:
             tile = self._tiles.get(key)
             if tile is None or not _is_left(tile):
@@ -162,5 +156,11 @@ class Prefetches:
                 return
             for tier in {tile.home, min(tile.on) - 1}:
                 if self._used[tier] + tile.size + room > self._capacity[tier]:
+                    # the usual case while tiles are evicted
                     return
+            if not soon_checked:
+                soon = map(self._tiles.get, self.upcoming)
+                if any(each is not None and _is_left(each) for each in soon):
+                    return
+                soon_checked = True
             yield tile

@@ -64,9 +64,7 @@ class Tile:
     @property
     def is_fetched(self) -> bool:
         """Whether a copy to a faster tier is in progress."""
-        return bool(self.copies) and any(
-            copy.target < copy.source for copy in self.copies.values()
-        )
+        return bool(self.copies) and any(copy.target < copy.source for copy in self.copies.values())
 
 
 @dataclass(slots=True, eq=False)

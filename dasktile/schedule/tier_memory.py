@@ -487,5 +487,8 @@ class TierMemory:
 
     def _rank_tile(self, tile: Tile) -> None:
         """Update the ranks of all buffers of a tile."""
+        unranked = self._unranked
         for buffer in tile.on.values():
-            self._mark_unranked(buffer)
+            unranked[buffer] = None
+            if buffer.dying:
+                self._mark_unranked(buffer)

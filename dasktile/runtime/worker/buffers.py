@@ -27,6 +27,11 @@ def memory_of(value: Any) -> Array | None:
     return owner
 
 
+def is_base(value: Any) -> bool:
+    """Whether a value is an array that is no view of anything."""
+    return type(value) is np.ndarray and value.base is None
+
+
 def overlapping_range(value: Any) -> tuple[int, int] | None:
     """The bytes of its memory that an array uses, if they are fewer than those of its elements.
 

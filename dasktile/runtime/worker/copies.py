@@ -155,8 +155,7 @@ class TileCopies:
         The futures of the copies; none within another call, which executes the instructions.
         """
         copies: list[Future[Any]] = []
-        if not instructions:
-            # those of a call that is in progress are executed there
+        if not instructions and not self._instructions:
             return copies
         self._instructions.extend(instructions)
         if self._executing:

@@ -8,12 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from dasktile._compat.distributed import storage
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Held, Tier
-from dasktile.runtime.worker.buffers import View, is_all_of, memory_of, overlapping_range, own_bytes
+from dasktile.runtime.worker.buffers import (
+    View,
+    is_all_of,
+    is_base,
+    memory_of,
+    overlapping_range,
+    own_bytes,
+)
 from dasktile.runtime.worker.copies import TileCopies
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import ResidencySettings
@@ -194,7 +199,7 @@ class TileValues(TileCopies):
 
     def _extent(self, value: Any, size: int) -> Extent:
         """The memory of a value that takes `size` bytes, with overlapping views as their base."""
-        if type(value) is np.ndarray and value.base is None and self._device is None:
+        if self._device is None and is_base(value):
             # most results; no view, so that nothing else has to be looked at
             return Extent(0, id(value), max(size, value.nbytes))
         home, memory, nbytes = self._place(value)

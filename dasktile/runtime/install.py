@@ -282,8 +282,8 @@ def _worker_plugin(spill: SpillOptions | None) -> WorkerPlugin:
                 )
                 return None
             self.plugin = TileWorkerPlugin(None if options is None else SpillOptions(**options))
-            # called for every transition
-            self.transition = self.plugin.transition
+            # called for every transition: not by way of this object
+            self.transition = self.plugin.transition  # type: ignore[method-assign]
             return self.plugin.setup(worker)
 
         def teardown(self, worker: Worker) -> Any:

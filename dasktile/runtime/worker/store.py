@@ -582,7 +582,9 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
                         for unit in entry.units:
                             changed[unit] = None
                 if changed:
-                    next_uses = {unit: unit.next_use() for unit in changed}
+                    next_uses: dict[Hashable, float | None] = {
+                        unit: unit.next_use() for unit in changed
+                    }
                     self._execute(self._residency.expect(next_uses))
 
     def set_upcoming(self, keys: Sequence[Any], further: Sequence[Any] = ()) -> None:

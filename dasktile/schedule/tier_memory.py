@@ -415,6 +415,10 @@ class TierMemory:
         if len(tiles) == 1:
             # most buffers; this is called for every tile that a task makes or reads
             tile = tiles[0]
+            if tile.pins and tier == tile.home and not buffer.evicting:
+                # it is ranked again when it is not pinned any more
+                self._queues[tier].discard(buffer)
+                return
             buffer.next, buffer.used = tile.next, tile.used
             if tier == self._last:
                 may = stored = min(tile.on) < tier
@@ -463,6 +467,9 @@ class TierMemory:
 
     def _mark_dying(self, buffer: Buffer) -> None:
         """Update whether a buffer is dying."""
+        if not buffer.dying and not buffer.tiles[0].dying:
+            # nearly all: a buffer is dying only if all its tiles are
+            return
         dying = self._is_dying(buffer)
         if dying and not buffer.dying:
             self._freeing[buffer.tier] += buffer.size

@@ -94,8 +94,8 @@ class Spilling(Guarded):
         )
         #: Number of requests that wait.
         self._waits = 0
-        #: The worker's tasks, by key.
-        self._tasks = execution.worker_tasks(worker)
+        #: The worker's tasks and actors, by key.
+        self._tasks, self._actors = execution.worker_tasks(worker), execution.actors(worker)
         self.hints = hints
         self.prefetch = prefetch
         self.uses = NextUses(self._tasks, self.settings)
@@ -265,8 +265,7 @@ class Spilling(Guarded):
                     # its inputs may have moved to another mapping, or to another store
                     self._release(request)
                     return await self.worker.execute(key, stimulus_id=stimulus_id)
-                actors = execution.actors(self.worker)
-                if any(read not in self.store and read not in actors for read in keys):
+                if any(read not in self.store and read not in self._actors for read in keys):
                     # cancelled while it waited, and submitted again: its inputs arrive later
                     self._release(request)
                     return execution.run_later(key, f"dasktile-anew-{stop}")

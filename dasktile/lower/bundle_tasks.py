@@ -62,6 +62,8 @@ def tasks_in(task: Any) -> tuple[Any, ...]:
 def keys_in(task: Any) -> tuple[Key, ...]:
     """Keys of the tasks that a bundle or a fused task runs, inputs first; empty for others."""
     parts = tasks_in(task) or tuple(fused_tasks(task).values())
+    if not parts:
+        return ()
     return tuple(key for part in parts for key in (*keys_in(part), part.key))
 
 

@@ -282,14 +282,12 @@ def _worker_plugin(spill: SpillOptions | None) -> WorkerPlugin:
                 )
                 return None
             self.plugin = TileWorkerPlugin(None if options is None else SpillOptions(**options))
+            # called for every transition: not by way of this object
+            self.transition = self.plugin.transition  # type: ignore[method-assign]
             return self.plugin.setup(worker)
 
         def teardown(self, worker: Worker) -> Any:
             return self.plugin.teardown(worker) if self.plugin is not None else None
-
-        def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-            if self.plugin is not None:
-                self.plugin.transition(key, start, finish, **kwargs)
 
     return Wrapped()
 

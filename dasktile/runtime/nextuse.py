@@ -29,6 +29,9 @@ _ON_WORKER = frozenset({states.PROCESSING, states.MEMORY})
 #: States, on the scheduler, of tasks that will read their inputs.
 _WILL_READ = frozenset({states.WAITING, states.NO_WORKER, states.QUEUED, states.PROCESSING})
 
+#: States, on the scheduler, whose beginning may change hints.
+HINTED = frozenset({states.PROCESSING, states.MEMORY, states.RELEASED, states.ERRED})
+
 #: States, on a worker, of tasks that do not read their inputs any more.
 _DONE = frozenset(
     {
@@ -54,7 +57,10 @@ def number(priority: tuple[Any, ...]) -> int:
     priority
         The user's own priority, the generation of the graph, and the order in the graph.
     """
-    user, generation, order = (*priority, 0, 0)[:3]
+    user, generation, order = priority[:3] if len(priority) > 2 else (*priority, 0, 0)[:3]
+    if not user:
+        # that of nearly all tasks
+        return int(generation * 100) * _TASKS + int(order)
     user = max(-_GENERATIONS, min(_GENERATIONS, user))
     # generations of tasks that tasks submit lie between those of graphs
     return (int(user * _GENERATIONS) * _TASKS + int(generation * 100)) * _TASKS + int(order)
@@ -142,11 +148,11 @@ class HintSender:
         """Send a worker that will fetch the inputs of a task the hints of these inputs."""
         task = self._scheduler.tasks[key]
         worker = task.processing_on
-        if worker is None or not _accepts_hints(worker):
-            return
         for read in task.dependencies:
             shared = 1 < len(read.dependents) <= self._max_readers
-            if worker not in (read.who_has or ()) and shared:
+            if shared and worker not in (read.who_has or ()):
+                if worker is None or not _accepts_hints(worker):
+                    return
                 self._hints.setdefault(worker.address, {})[read.key] = self._readers(read)
                 self._send_later()
 
@@ -160,11 +166,11 @@ class HintSender:
     def task_ran(self, key: Any) -> None:
         """Remove a task that has run from the hints of other workers with its inputs."""
         task = self._scheduler.tasks[key]
-        ran_on = task.who_has or set()
+        ran_on = task.who_has or ()
         for read in task.dependencies:
-            holders = read.who_has or set()
+            holders = read.who_has or frozenset()
             if len(holders) > len(ran_on) and len(read.dependents) <= self._max_readers:
-                self._remove_reader(task, read, holders - ran_on)
+                self._remove_reader(task, read, holders.difference(ran_on))
 
     def task_cancelled(self, key: Any) -> None:
         """Remove a task that will not run from the hints of its inputs."""
@@ -277,14 +283,17 @@ class NextUses:
     def includes(self, key: Any, reader: Any) -> bool:
         """Whether the hint of a result lists a reader that is on this worker now."""
         hint = self._hints.get(key)
-        return hint is not None and bool(reader.priority) and number(reader.priority) in hint[0]
+        if hint is None or not hint[0] or not reader.priority:
+            return False
+        return number(reader.priority) in hint[0]
 
     def reader_started(self, reader: Any) -> None:
         """Note that a task has its inputs and begins to run."""
         self._running.add(reader.key)
-        if reader.priority:
+        if reader.priority and reader.dependencies:
+            use = number(reader.priority)
             for read in reader.dependencies:
-                self._remove(read.key, number(reader.priority))
+                self._remove(read.key, use)
 
     def reader_ended(self, key: Any) -> None:
         """Note that a task does not run any more."""

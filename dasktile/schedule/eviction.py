@@ -38,6 +38,8 @@ class Buffer:
         removes them soon, so that writing them would be useless.
     next_when_chosen
         The value of `next` when the buffer was chosen for eviction.
+    queue
+        The part of the :class:`EvictionQueue` that it is in, if it may be evicted.
     """
 
     tier: int
@@ -50,6 +52,7 @@ class Buffer:
     evicting: bool = False
     dying: bool = False
     next_when_chosen: float | None = None
+    queue: RankedQueue[Buffer] | None = None
 
 
 class EvictionQueue:
@@ -74,7 +77,7 @@ class EvictionQueue:
         self._unknown: dict[bool, RankedQueue[Buffer]] = {True: RankedQueue(), False: RankedQueue()}
 
     def __contains__(self, buffer: object) -> bool:
-        return any(buffer in queue for queue in self._all())
+        return isinstance(buffer, Buffer) and buffer.queue is not None
 
     def put(self, buffer: Buffer) -> None:
         """Add a buffer that may be evicted, or update its rank."""
@@ -83,15 +86,16 @@ class EvictionQueue:
         else:
             used = float(-buffer.used if math.isinf(buffer.next) else buffer.used)
             target, rank = self._known[buffer.stored], (-buffer.next, used)
-        for queue in self._all():
-            if queue is not target:
-                queue.discard(buffer)
+        if buffer.queue is not target:
+            self.discard(buffer)
+            buffer.queue = target
         target.put(buffer, rank)
 
     def discard(self, buffer: Buffer) -> None:
         """Remove a buffer that must not be evicted."""
-        for queue in self._all():
-            queue.discard(buffer)
+        if buffer.queue is not None:
+            buffer.queue.discard(buffer)
+            buffer.queue = None
 
     def _all(self) -> tuple[RankedQueue[Buffer], ...]:
         return (*self._known.values(), *self._unknown.values())

@@ -36,6 +36,11 @@ class Proposal(NamedTuple):
     later: float
 
 
+def _is_left(tile: Tile) -> bool:
+    """Whether a tile could be copied to its home tier."""
+    return tile.home not in tile.on and not tile.unreadable and not tile.is_fetched
+
+
 class Prefetches:
     """The tiles that may be prefetched, and counts of those that were.
 
@@ -108,6 +113,9 @@ class Prefetches:
         requests
             All requests.
         """
+        upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
+        if not any(map(_is_left, upcoming)):
+            return
         reads = [
             tile.next
             for request in requests
@@ -116,10 +124,9 @@ class Prefetches:
             if tile.next is not None and not tile.removed
         ]
         last = max(reads, default=-math.inf)
-        upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
         # in another order a prefetched tile could be evicted for the next one, without end
         for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if tile.is_home or tile.is_fetched or tile.unreadable or tile.next == math.inf:
+            if not _is_left(tile) or tile.next == math.inf:
                 continue
             room = self._capacity[tile.home]
             if tile.size > room:
@@ -140,16 +147,20 @@ class Prefetches:
             Bytes of the results of the last tasks; the tasks that run next are assumed to need as
             much.
         """
-        soon = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
-        if any(not tile.is_home and not tile.is_fetched and not tile.unreadable for tile in soon):
-            return
+        soon_checked = False
         for key in self.further:
             tile = self._tiles.get(key)
-            if tile is None or tile.is_home or tile.is_fetched or tile.unreadable:
+            if tile is None or not _is_left(tile):
                 continue
             if tile.next == math.inf:
                 return
             for tier in {tile.home, min(tile.on) - 1}:
                 if self._used[tier] + tile.size + room > self._capacity[tier]:
+                    # the usual case while tiles are evicted
                     return
+            if not soon_checked:
+                soon = map(self._tiles.get, self.upcoming)
+                if any(each is not None and _is_left(each) for each in soon):
+                    return
+                soon_checked = True
             yield tile

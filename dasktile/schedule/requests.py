@@ -59,12 +59,12 @@ class Tile:
 
     def is_below(self, tier: int) -> bool:
         """Whether it is on a lower tier than this one."""
-        return any(other > tier for other in self.on)
+        return bool(self.on) and max(self.on) > tier
 
     @property
     def is_fetched(self) -> bool:
         """Whether a copy to a faster tier is in progress."""
-        return any(copy.target < copy.source for copy in self.copies.values())
+        return bool(self.copies) and any(copy.target < copy.source for copy in self.copies.values())
 
 
 @dataclass(slots=True, eq=False)

@@ -266,7 +266,8 @@ class Residency(TierMemory):
                     tile.waiting.remove(request)
                 if not tile.removed:
                     self._mark_used(tile)
-            self._waiting = [other for other in self._waiting if other is not request]
+            if self._waiting:
+                self._waiting = [other for other in self._waiting if other is not request]
             # the task may have freed other memory, too
             for tile in self._fetches:
                 tile.refused = False
@@ -523,7 +524,8 @@ class Residency(TierMemory):
         return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
 
     def _mark_used(self, tile: Tile) -> None:
-        self.prefetches.use(tile)
+        if tile.prefetched:
+            self.prefetches.use(tile)
         self._count += 1
         tile.used = self._count
         self._rank_tile(tile)
@@ -595,6 +597,8 @@ class Residency(TierMemory):
 
     def _prefetch(self, out: list[Instruction]) -> None:
         """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon."""
+        if self._active_fetches >= self.settings.prefetch:
+            return
         for tile, tiers, later in self.prefetches.next_tiles(self._requests.values()):
             if self._active_fetches >= self.settings.prefetch:
                 return
@@ -607,6 +611,8 @@ class Residency(TierMemory):
 
     def _prefetch_further(self, out: list[Instruction]) -> None:
         """Prefetch the tiles of later tasks into room that is free and that no task needs."""
+        if self._active_fetches >= self.settings.prefetch:
+            return
         for tile in self.prefetches.later_tiles(self._room):
             if self._active_fetches >= self.settings.prefetch:
                 return

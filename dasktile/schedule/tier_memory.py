@@ -9,6 +9,7 @@ buffers that are written or that the scheduler will remove as soon free.
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Hashable, Iterator
 
@@ -123,7 +124,7 @@ class TierMemory:
     @property
     def crowded(self) -> bool:
         """Whether a tier exceeds its capacity and evictions from it are in progress."""
-        if all(used <= capacity for used, capacity in zip(self.used, self.capacity, strict=True)):
+        if not any(map(operator.gt, self.used, self.capacity)):
             return False
         self._update_ranks()
         return any(
@@ -410,29 +411,46 @@ class TierMemory:
         """Update the rank of a buffer for eviction, and whether it may be evicted."""
         self._unranked.pop(buffer, None)
         self._mark_dying(buffer)
-        tier = buffer.tier
-        uses = [tile.next for tile in buffer.tiles]
-        known = [use for use in uses if use is not None]
-        buffer.next = min(known) if len(known) == len(uses) else None
+        tier, tiles = buffer.tier, buffer.tiles
+        if len(tiles) == 1:
+            # most buffers; this is called for every tile that a task makes or reads
+            tile = tiles[0]
+            if tile.pins and tier == tile.home and not buffer.evicting:
+                # it is ranked again when it is not pinned any more
+                self._queues[tier].discard(buffer)
+                return
+            buffer.next, buffer.used = tile.next, tile.used
+            if tier == self._last:
+                may = stored = min(tile.on) < tier
+            else:
+                stored = tile.is_below(tier)
+                may = stored or tier not in tile.unwritable
+            stays = self._must_stay(tile, tier)
+        else:
+            uses = [tile.next for tile in tiles]
+            known = [use for use in uses if use is not None]
+            buffer.next = min(known) if len(known) == len(uses) else None
+            buffer.used = max(tile.used for tile in tiles)
+            if tier == self._last:
+                may = stored = all(min(tile.on) < tier for tile in tiles)
+            else:
+                stored = all(tile.is_below(tier) for tile in tiles)
+                may = stored or not any(tier in tile.unwritable for tile in tiles)
+            stays = any(self._must_stay(tile, tier) for tile in tiles)
         if buffer.size > self.capacity[tier]:
             # it does not fit, even if all others were evicted
             buffer.next = math.inf
-        buffer.used = max(tile.used for tile in buffer.tiles)
-        if tier == self._last:
-            buffer.stored = all(min(tile.on) < tier for tile in buffer.tiles)
-            may = buffer.stored
-        else:
-            buffer.stored = all(tile.is_below(tier) for tile in buffer.tiles)
-            may = buffer.stored or not any(tier in tile.unwritable for tile in buffer.tiles)
-        stays = not buffer.evicting and not buffer.dying
-        if may and stays and not any(self._must_stay(tile, tier) for tile in buffer.tiles):
+        buffer.stored = stored
+        if may and not stays and not buffer.evicting and not buffer.dying:
             self._queues[tier].put(buffer)
         else:
             self._queues[tier].discard(buffer)
 
     def _must_stay(self, tile: Tile, tier: int) -> bool:
         """Whether a tile must not be evicted from a tier."""
-        if tile.removed or any(copy.source == tier for copy in tile.copies.values()):
+        if tile.removed:
+            return True
+        if tile.copies and any(copy.source == tier for copy in tile.copies.values()):
             return True
         if tier == tile.home:
             # copies below may be stale, and are dropped when none is in progress
@@ -449,6 +467,9 @@ class TierMemory:
 
     def _mark_dying(self, buffer: Buffer) -> None:
         """Update whether a buffer is dying."""
+        if not buffer.dying and not buffer.tiles[0].dying:
+            # nearly all: a buffer is dying only if all its tiles are
+            return
         dying = self._is_dying(buffer)
         if dying and not buffer.dying:
             self._freeing[buffer.tier] += buffer.size
@@ -473,5 +494,8 @@ class TierMemory:
 
     def _rank_tile(self, tile: Tile) -> None:
         """Update the ranks of all buffers of a tile."""
+        unranked = self._unranked
         for buffer in tile.on.values():
-            self._mark_unranked(buffer)
+            unranked[buffer] = None
+            if buffer.dying:
+                self._mark_unranked(buffer)

@@ -7,7 +7,6 @@ store, and not to its :class:`~dasktile.schedule.residency.Residency`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -52,7 +51,7 @@ class Untracked(Generic[Name]):
     def __init__(self) -> None:
         #: An identifier of the memory of every result, and its bytes.
         self._memory: dict[Name, tuple[Hashable, int]] = {}
-        self._results: Counter[Hashable] = Counter()
+        self._results: dict[Hashable, int] = {}
         self.nbytes = 0
         self.requests: dict[int, Sequence[Name]] = {}
 
@@ -68,13 +67,16 @@ class Untracked(Generic[Name]):
     def add(self, name: Name, memory: Hashable, nbytes: int) -> None:
         """Add a result in a memory of some bytes."""
         self._memory[name] = memory, nbytes
-        self.nbytes += 0 if self._results[memory] else nbytes
-        self._results[memory] += 1
+        results = self._results.get(memory, 0)
+        if not results:
+            self.nbytes += nbytes
+        self._results[memory] = results + 1
 
     def remove(self, name: Name) -> None:
         """Remove a result."""
         memory, nbytes = self._memory.pop(name)
-        self._results[memory] -= 1
-        if not self._results[memory]:
-            del self._results[memory]
+        results = self._results.pop(memory) - 1
+        if results:
+            self._results[memory] = results
+        else:
             self.nbytes -= nbytes

@@ -300,7 +300,7 @@ def test_all_features_are_there(
             "set_priority",
         ),
         *("note_reading", "run_later", "failed", "lose", "to_frames", "from_buffer"),
-        *("next_tasks", "layer_name", "machine_memory"),
+        *("next_tasks", "layer_name", "machine_memory", "is_running"),
     }
     functions = {
         name for features in FUNCTIONS.values() for names in features.values() for name in names

@@ -51,6 +51,8 @@ def next_tasks(worker: Worker, count: int) -> list[Any]:
         for heap in (worker.state.ready, worker.state.constrained)
         if heap
     ]
+    if len(heaps) < 2:
+        return list(*heaps)
     return list(islice(merge(*heaps, key=attrgetter("priority")), count))
 
 

@@ -22,7 +22,7 @@ from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import checks, metadata, plugins, scheduling, states
 from dasktile._compat.distributed.features import Feature
 from dasktile.lower.bundle_tasks import has_bundle, is_pick, keys_in
-from dasktile.runtime.nextuse import HintSender
+from dasktile.runtime.nextuse import HINTED, HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import position, set_priorities
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
@@ -417,7 +417,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._track_roots(key, start, finish, kwargs.get("worker"))
         if len(self.windows):
             self._guard(self.windows.ended, key, finish)
-        if self.hints:
+        if self.hints and finish in HINTED:
             self._guard_hints(self.hint_sender.transition, key, start, finish)
 
     def _hold_plan(self, keys: Iterable[Any]) -> None:

@@ -27,6 +27,11 @@ def memory_of(value: Any) -> Array | None:
     return owner
 
 
+def is_base(value: Any) -> bool:
+    """Whether a value is an array that is no view of anything."""
+    return type(value) is np.ndarray and value.base is None
+
+
 def overlapping_range(value: Any) -> tuple[int, int] | None:
     """The bytes of its memory that an array uses, if they are fewer than those of its elements.
 
@@ -35,8 +40,13 @@ def overlapping_range(value: Any) -> tuple[int, int] | None:
     The first byte in the memory by :func:`memory_of`, and that after the last; None for other
     arrays and values, as those whose memory is not contiguous.
     """
+    if type(value) is not np.ndarray or value.base is None:
+        return None
+    if value.flags.c_contiguous or value.flags.f_contiguous:
+        # the usual view: it uses as many bytes as its elements have
+        return None
     memory = memory_of(value)
-    if memory is None or memory is value or not value.size:
+    if memory is None or not value.size:
         return None
     if not (memory.flags.c_contiguous or memory.flags.f_contiguous):
         return None

@@ -154,8 +154,10 @@ class TileCopies:
         -------
         The futures of the copies; none within another call, which executes the instructions.
         """
-        self._instructions.extend(instructions)
         copies: list[Future[Any]] = []
+        if not instructions and not self._instructions:
+            return copies
+        self._instructions.extend(instructions)
         if self._executing:
             # a copy has failed at once
             return copies
@@ -244,7 +246,8 @@ class TileCopies:
         change = self._is_outside(unit) - outside
         memory = change * unit.nbytes() if change else 0
         disk = _size(held) - _size(before) if tier == self._last else 0
-        self._spilled_total = self._spilled_total.plus(memory, disk)
+        if memory or disk:
+            self._spilled_total = self._spilled_total.plus(memory, disk)
 
     def _is_outside(self, unit: Unit) -> bool:
         """Whether a unit is on tiers, but not on that of the host's memory."""

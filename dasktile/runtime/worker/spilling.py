@@ -94,9 +94,11 @@ class Spilling(Guarded):
         )
         #: Number of requests that wait.
         self._waits = 0
+        #: The worker's tasks and actors, by key.
+        self._tasks, self._actors = execution.worker_tasks(worker), execution.actors(worker)
         self.hints = hints
         self.prefetch = prefetch
-        self.uses = NextUses(execution.worker_tasks(worker), self.settings)
+        self.uses = NextUses(self._tasks, self.settings)
         #: By key of a task that runs: the number of its request to the store.
         self._requests: dict[Any, int] = {}
         #: Transfers to peers whose results are being swapped in.
@@ -247,28 +249,28 @@ class Spilling(Guarded):
         request = None
         keys: list[Any] = []
         kind = key_split(key)
-        task = execution.worker_tasks(self.worker).get(key)
+        task = self._tasks.get(key)
         if task is not None:
             keys = [read.key for read in task.dependencies]
-            now = self._task_started(task)
-            start = time.time()
-            # the result size of a new kind is unknown; with 1 byte it waits only for evictions
-            request = await self._request(keys, self._result_bytes.get(kind, 1), now)
-            stop = time.time()
-            if stop - start > self.settings.reading_threshold:
-                execution.note_reading(task, start, stop)
-            if self._detached:
-                # its inputs may have moved to another mapping, or to another store
-                self._release(request)
-                return await self.worker.execute(key, stimulus_id=stimulus_id)
-            actors = execution.actors(self.worker)
-            if any(read not in self.store and read not in actors for read in keys):
-                # cancelled while it waited, and submitted again: its inputs arrive later
-                self._release(request)
-                return execution.run_later(key, f"dasktile-anew-{stop}")
-        if request is not None:
-            self._requests[key] = request
-        if task is not None:
+            request = self._request_untracked(keys)
+            if request is None:
+                now = self._task_started(task)
+                start = time.time()
+                # the result size of a new kind is unknown; with 1 byte it waits only for evictions
+                request = await self._request(keys, self._result_bytes.get(kind, 1), now)
+                stop = time.time()
+                if stop - start > self.settings.reading_threshold:
+                    execution.note_reading(task, start, stop)
+                if self._detached:
+                    # its inputs may have moved to another mapping, or to another store
+                    self._release(request)
+                    return await self.worker.execute(key, stimulus_id=stimulus_id)
+                if any(read not in self.store and read not in self._actors for read in keys):
+                    # cancelled while it waited, and submitted again: its inputs arrive later
+                    self._release(request)
+                    return execution.run_later(key, f"dasktile-anew-{stop}")
+            if request is not None:
+                self._requests[key] = request
             # the request keeps the inputs in memory: their next use is after this task
             self._update_next_uses(keys, started=task)
         try:
@@ -293,11 +295,13 @@ class Spilling(Guarded):
         with its traceback, whose frames hold the other inputs: these would stay in memory as long
         as the log.)
         """
-        if task is None or not execution.is_running(self.worker):
+        fast = self.store.fast
+        missing = [key for key in keys if key not in fast]
+        if not missing or task is None or not execution.is_running(self.worker):
             return None
         lost: list[Any] = []
-        for key in keys:
-            if key not in self.store.fast and key in self.store:
+        for key in missing:
+            if key in self.store:
                 try:
                     self.store[key]
                 except LostTileError as error:
@@ -314,22 +318,27 @@ class Spilling(Guarded):
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """Update next uses after a transition; called for every transition of every task."""
-        if finish == states.LONG_RUNNING:
+        if start == states.RELEASED and finish not in (states.FORGOTTEN, states.RELEASED):
+            if not self.store.tracks_nothing:
+                self._reader_added(key)
+        elif finish == states.LONG_RUNNING:
             # it may wait for tasks that need the memory of its inputs
             self._release(self._requests.pop(key, None))
         elif finish in (states.RELEASED, states.FORGOTTEN):
             self.uses.forget(key)
-        if start == states.EXECUTING and key in self._lost_inputs:
+        if self._lost_inputs and start == states.EXECUTING and key in self._lost_inputs:
             # the inputs of a task can be removed once it does not run; not within a transition.
             # Other readers that have not started are scheduled again as well
             lost = self._lost_inputs.pop(key)
             asyncio.get_running_loop().call_soon(self._report_lost, lost, _NOT_RUNNING)
-        if start == states.RELEASED and finish != states.FORGOTTEN:
-            task = execution.worker_tasks(self.worker).get(key)
-            if task is not None and task.run_spec is not None:
-                self._update_next_uses(
-                    read.key for read in task.dependencies if not self.uses.includes(read.key, task)
-                )
+
+    def _reader_added(self, key: Any) -> None:
+        """Update the next uses of the inputs of a task that will run, where hints lack it."""
+        task = self._tasks.get(key)
+        if task is not None and task.run_spec is not None:
+            self._update_next_uses(
+                read.key for read in task.dependencies if not self.uses.includes(read.key, task)
+            )
 
     def handle_hints(
         self, uses: Iterable[Any], ran: Iterable[Any], withdrawn: bool = False, **kwargs: Any
@@ -373,7 +382,9 @@ class Spilling(Guarded):
                 self.uses.reader_started(started)
             if self.store.tracks_nothing:
                 return
-            self.store.expect({key: self.uses.next_use(key) for key in keys})
+            tracked = self.store.tracked(keys)
+            if tracked:
+                self.store.expect({key: self.uses.next_use(key) for key in tracked})
         except Exception:
             self._count_error("update next uses")
 
@@ -478,6 +489,25 @@ class Spilling(Guarded):
             # no memory is reserved: two workers that wait for each other would deadlock
             self._release(await self._request((), 1))
 
+    def _request_untracked(self, keys: Collection[Any]) -> int | None:
+        """The number of a request that is ready at once, as nothing is spilled; else None.
+
+        The store tracks values by calls of this thread only.
+        """
+        store = self.store
+        if not store.tracks_nothing:
+            return None
+        fast = store.fast
+        for key in keys:
+            if key not in fast:
+                # an actor, or a result that has not arrived
+                return None
+        try:
+            return store.request(keys, _do_nothing)
+        except Exception:
+            # counted if it happens again
+            return None
+
     async def _request(
         self,
         keys: Collection[Any],
@@ -534,6 +564,10 @@ class Spilling(Guarded):
                 self.store.release(request)
             except Exception:
                 self._count_error("release results")
+
+
+def _do_nothing() -> None:
+    """What is called for a request that is ready at once."""
 
 
 def _ignore(**kwargs: Any) -> None:

@@ -134,22 +134,22 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         size = storage.safe_sizeof(value)
-        _, memory, whole = self._place(value)
-        whole = max(self._own_bytes(value, size), whole)
+        extent = self._extent(value, self._own_bytes(value, size))
         with self._lock:
-            if key in self:
+            if key in self._values or key in self._entries:
                 del self[key]
-            if whole < self._runtime.small_bytes:
+            if extent.nbytes < self._runtime.small_bytes:
                 self._small[key] = isinstance(value, _EXACT_SIZE_TYPES)
                 self._values[key] = value
                 return
-            if self._leaves_room(self._untracked.nbytes + whole):
-                self._untracked.add(key, ("value", key) if memory is None else memory, whole)
+            if self._leaves_room(self._untracked.nbytes + extent.nbytes):
+                memory = ("value", key) if extent.memory is None else extent.memory
+                self._untracked.add(key, memory, extent.nbytes)
                 self._untracked_sizes[key] = size
                 self._values[key] = value
                 return
             self._track_all()
-            self._add(key, value, size)
+            self._add(key, value, size, None if type(value) is tuple else extent)
             for tier in self._residency.refusing:
                 if self._residency.settings.capacity[tier] is None:
                     continue  # the reason was an exception, which is logged already
@@ -165,15 +165,16 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
 
     def _track_all(self) -> None:
         """Tell the residency of all values, of their last reads, and of requests for them."""
-        for key in list(self._untracked):
-            self._add(key, self._values[key], self._untracked_sizes[key])
-            self._untracked.remove(key)
-            del self._untracked_sizes[key]
+        if self._untracked:
+            for key in list(self._untracked):
+                self._add(key, self._values[key], self._untracked_sizes[key])
+                self._untracked.remove(key)
+                del self._untracked_sizes[key]
         self._touch()
         while self._untracked.requests:
             name, keys = self._untracked.requests.popitem()
             known = [self._entries[key] for key in keys if key in self._entries]
-            units = [unit for entry in known for unit in entry.units()]
+            units = [unit for entry in known for unit in entry.units]
             # the values are in memory, and the request was told so
             self._execute(self._residency.request(name, units, urgent=True))
 
@@ -206,7 +207,8 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             tier = self._last if tier is None else tier
             unit = Unit(key, size, self.host if home is None else home)
             part = Part(unit, size)
-            entry = Entry(part, (part,), self.next_use(key))
+            entry = Entry(self.next_use(key))
+            entry.lay_out(part, [part])
             unit.keys[key] = entry
             unit.variables[tier] = self._engine.new_variable(key)
             self._entries[key] = entry
@@ -261,7 +263,8 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         entry = self._entries.get(key)
         self._reads += 1
         if entry is not None:
-            self._bytes_read += sum(part.unit.size for part in entry.parts)
+            for part in entry.parts:
+                self._bytes_read += part.unit.size
         else:
             self._bytes_read += self._untracked_sizes.get(key, 0)
         return value
@@ -282,7 +285,7 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
                     self._spilled_total = self._spilled_total.plus(memory=-part.size)
                 part.unit.keys.pop(key, None)
             # only then: an instruction for one unit may drop another one of the same value
-            for unit in entry.units():
+            for unit in entry.units:
                 if unit.keys:
                     self._execute(self._residency.expect({unit: unit.next_use()}))
                 else:
@@ -310,7 +313,7 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         """
         with self._lock:
             units = {
-                key: next((unit for unit in entry.units() if unit.home not in unit.held), None)
+                key: next((unit for unit in entry.units if unit.home not in unit.held), None)
                 for key, entry in self._entries.items()
             }
             return {
@@ -419,6 +422,10 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         """Whether the residency knows no values: all are in memory, and nothing is decided."""
         return not self._entries and self._device is None
 
+    def tracked(self, keys: Iterable[Any]) -> list[Any]:
+        """The keys whose next uses the residency needs: not those of small values."""
+        return [key for key in keys if key in self._entries]
+
     @property
     def crowded(self) -> bool:
         """Whether a tier exceeds its capacity and evictions from it are in progress."""
@@ -509,7 +516,7 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             self._waiting[name] = then
             try:
                 entries = [self._entries[key] for key in keys if key not in self._small]
-                units = [unit for entry in entries for unit in entry.units()]
+                units = [unit for entry in entries for unit in entry.units]
                 self._touch()
                 self._execute(
                     self._residency.request(name, units, now, room, urgent or self._closed)
@@ -572,13 +579,24 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
                     entry = self._entries.get(key)
                     if entry is not None:
                         entry.next_use = use
-                        changed.update(dict.fromkeys(entry.units()))
-                self._execute(self._residency.expect({unit: unit.next_use() for unit in changed}))
+                        for unit in entry.units:
+                            changed[unit] = None
+                if changed:
+                    next_uses: dict[Hashable, float | None] = {
+                        unit: unit.next_use() for unit in changed
+                    }
+                    self._execute(self._residency.expect(next_uses))
 
     def set_upcoming(self, keys: Sequence[Any], further: Sequence[Any] = ()) -> None:
         """Set the inputs of the next tasks, as for :meth:`Residency.set_upcoming`."""
         with self._lock:
-            self._execute(self._residency.set_upcoming(self._units(keys), self._units(further)))
+            # values in memory need no copy
+            keys, further = (
+                [key for key in group if key not in self._values] for group in (keys, further)
+            )
+            prefetches = self._residency.prefetches
+            if keys or further or prefetches.upcoming or prefetches.further:
+                self._execute(self._residency.set_upcoming(self._units(keys), self._units(further)))
 
     def forget_uses(self) -> None:
         """Forget all next uses, so that eviction is by age, and restore the first capacity."""
@@ -586,7 +604,7 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             units: dict[Hashable, None] = {}
             for entry in self._entries.values():
                 entry.next_use = None
-                units.update(dict.fromkeys(entry.units()))
+                units.update(dict.fromkeys(entry.units))
             self._execute(self._residency.expect(units))
             self._execute(self._residency.set_upcoming([]))
             self.resize(self.host, self._residency.settings.capacity[self.host])
@@ -611,8 +629,9 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         # another thread may still add to it
         for key in list(touched):
             entry = self._entries.get(key)
-            for unit in entry.units() if entry is not None else ():
-                self._residency.touch(unit)
+            if entry is not None:
+                for unit in entry.units:
+                    self._residency.touch(unit)
 
     def _fetch(self, key: Any) -> Any:
         """A value that is not in memory."""
@@ -647,4 +666,4 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
 
 def _error_of(entry: Entry) -> BaseException | None:
     """Why a part of a value could not be read back, if one could not."""
-    return next((unit.error for unit in entry.units() if unit.error is not None), None)
+    return next((unit.error for unit in entry.units if unit.error is not None), None)

@@ -8,7 +8,7 @@ spilled alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,29 +48,33 @@ class Entry:
 
     Parameters
     ----------
+    next_use
+        When the value is needed next, as for ``TileStore.expect``.
+
+    Attributes
+    ----------
     layout
         Nested tuples of parts and of small values; for other values than tuples, their part.
     parts
         The parts in the layout.
-    next_use
-        When the value is needed next, as for ``TileStore.expect``.
+    units
+        The units of the value, each once.
     """
 
-    layout: Any
-    parts: tuple[Part, ...]
     next_use: float | None
+    layout: Any = None
+    parts: tuple[Part, ...] = ()
+    units: tuple[Unit, ...] = ()
 
-    def units(self) -> Iterator[Unit]:
-        """The units of the value, each once."""
-        if len(self.parts) == 1:
-            yield self.parts[0].unit
-        else:
-            yield from dict.fromkeys(part.unit for part in self.parts)
+    def lay_out(self, layout: Any, parts: Sequence[Part]) -> None:
+        """Set the parts of the value, and their layout."""
+        self.layout, self.parts = layout, tuple(parts)
+        self.units = tuple(dict.fromkeys(part.unit for part in parts))
 
     @property
     def is_home(self) -> bool:
         """Whether all units are on the tiers on which tasks read them."""
-        return all(part.unit.home in part.unit.held for part in self.parts)
+        return all(unit.home in unit.held for unit in self.units)
 
     def value(self) -> Any:
         """The value; all units must be on their home tiers."""
@@ -118,6 +122,9 @@ class Unit:
 
     def next_use(self) -> float | None:
         """When the first of its values is needed next."""
+        if len(self.keys) == 1:
+            (entry,) = self.keys.values()
+            return entry.next_use
         return first_use(entry.next_use for entry in self.keys.values())
 
     def nbytes(self) -> int:

@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dasktile._compat.distributed import storage
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Held, Tier
-from dasktile.runtime.worker.buffers import View, is_all_of, memory_of, overlapping_range, own_bytes
+from dasktile.runtime.worker.buffers import (
+    View,
+    is_all_of,
+    is_base,
+    memory_of,
+    overlapping_range,
+    own_bytes,
+)
 from dasktile.runtime.worker.copies import TileCopies
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import ResidencySettings
@@ -31,6 +38,24 @@ class Loan:
 
     entry: Entry
     content: Any
+
+
+class Extent(NamedTuple):
+    """Where a value is when it is made.
+
+    Attributes
+    ----------
+    home
+        The first tier of the value.
+    memory
+        Identifies its memory; None if the value is no view of any.
+    nbytes
+        Bytes of that memory, or those of the value if they are more.
+    """
+
+    home: int
+    memory: Hashable
+    nbytes: int
 
 
 class TileValues(TileCopies):
@@ -130,9 +155,9 @@ class TileValues(TileCopies):
             return None
         return loan.content
 
-    def _add(self, key: Hashable, value: Any, size: int) -> None:
-        """Add a value of `size` bytes."""
-        entry = Entry(None, (), self.next_use(key))
+    def _add(self, key: Hashable, value: Any, size: int, extent: Extent | None = None) -> None:
+        """Add a value of `size` bytes, and of an extent if that is known."""
+        entry = Entry(self.next_use(key))
         parts: list[Part] = []
         new: dict[Unit, tuple[Hashable, int]] = {}
         #: Bytes that parts of a tuple may still take without being in units.
@@ -140,37 +165,45 @@ class TileValues(TileCopies):
 
         def placed(part: Any) -> Any:
             nonlocal free
-            nbytes = size if part is value else storage.safe_sizeof(part)
-            home, memory, whole = self._place(part)
-            whole = max(own_bytes(part, nbytes), whole)
-            if part is not value and whole < free:
-                free -= whole
-                return part
-            unit, view = self._unit(key, part, nbytes, home)
+            if part is value:
+                nbytes, own = size, extent or self._extent(value, own_bytes(value, size))
+            else:
+                nbytes = storage.safe_sizeof(part)
+                own = self._extent(part, own_bytes(part, nbytes))
+                if own.nbytes < free:
+                    free -= own.nbytes
+                    return part
+            unit, view = self._unit(key, part, nbytes, own.home)
             if not unit.variables:
-                unit.variables[home] = self._engine.new_variable(key)
-                new[unit] = memory, whole
+                unit.variables[own.home] = self._engine.new_variable(key)
+                new[unit] = own.memory, own.nbytes
             unit.keys[key] = entry
             parts.append(Part(unit, nbytes, view))
             return parts[-1]
 
-        if self._is_divided(value):
-            entry.layout = laid_out(value, placed)
-        else:
-            entry.layout = placed(value)
-        entry.parts = tuple(parts)
+        layout = laid_out(value, placed) if self._is_divided(value) else placed(value)
+        entry.lay_out(layout, parts)
         outside = sum(part.size for part in parts if self._is_outside(part.unit))
-        self._spilled_total = self._spilled_total.plus(memory=outside)
+        if outside:
+            self._spilled_total = self._spilled_total.plus(memory=outside)
         self._entries[key] = entry
         self._values[key] = value
         for unit, (memory, whole) in new.items():
             use, home = entry.next_use, unit.home
             self._execute(self._residency.add(unit, unit.size, use, memory, whole, home))
         shared: dict[Hashable, float | None] = {
-            unit: unit.next_use() for unit in entry.units() if unit not in new
+            unit: unit.next_use() for unit in entry.units if unit not in new
         }
         if shared:
             self._execute(self._residency.expect(shared))
+
+    def _extent(self, value: Any, size: int) -> Extent:
+        """The memory of a value that takes `size` bytes, with overlapping views as their base."""
+        if self._device is None and is_base(value):
+            # most results; no view, so that nothing else has to be looked at
+            return Extent(0, id(value), max(size, value.nbytes))
+        home, memory, nbytes = self._place(value)
+        return Extent(home, memory, max(size, nbytes))
 
     def _place(self, value: Any) -> tuple[int, Hashable, int]:
         """The first tier of a value, an identifier of its memory, and the bytes of that memory."""
@@ -224,8 +257,8 @@ class TileValues(TileCopies):
 
     def _units(self, keys: Iterable[Any]) -> list[Hashable]:
         """The units of values, each once."""
-        entries = (self._entries[key] for key in keys if key in self._entries)
-        return list(dict.fromkeys(unit for entry in entries for unit in entry.units()))
+        entries = [self._entries[key] for key in keys if key in self._entries]
+        return list(dict.fromkeys(unit for entry in entries for unit in entry.units))
 
 
 def no_next_use(key: Any) -> None:

@@ -6,6 +6,7 @@ import gc
 import math
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,9 +31,11 @@ from distributed.spill import SpillBuffer
 
 import dasktile
 from dasktile._compat.distributed import execution
+from dasktile.runtime.nextuse import NextUses
 from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.patience import Patience
+from dasktile.schedule.residency import Residency
 
 LIMIT = 60
 SIZE = 200_000
@@ -235,6 +238,46 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
         wait(tiles, timeout=LIMIT)
         actual = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
         assert actual == 15 * (SIZE // 8) + 5
+
+
+def test_tasks_wait_for_nothing_and_nothing_is_ranked_while_memory_is_rather_empty(
+    quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(TileStore, "request")
+    count(Spilling, "_request")
+    count(Residency, "_update_rank")
+    count(Residency, "_next_instructions")
+    count(NextUses, "next_use")
+    count(execution, "next_tasks")
+    with spilling(tiles=100) as (cluster, client):
+        counts.clear()
+        array = da.ones((20, SIZE // 8), chunks=(1, -1))
+        assert (array + array.sum(axis=0)).sum().compute() == 21 * 20 * (SIZE // 8)
+        (store,) = stores(cluster)
+        assert store.tracks_nothing
+        # of what is done regularly
+        counts.pop("_next_instructions", None)
+        assert counts.keys() == {"request", "_request"}
+        assert counts["request"] >= 20
+        # the client reads the result
+        assert counts["_request"] == 1
+    with spilling(tiles=10) as (cluster, client):
+        # there it is
+        big = client.persist(da.random.default_rng(0).random((40, SIZE // 8), chunks=(1, -1)))
+        wait(big, timeout=LIMIT)
+        big.sum().compute()
+        assert counts.keys() >= {"_request", "_update_rank", "next_use", "next_tasks"}
 
 
 @pytest.mark.parametrize("count, expected", [(1, [1]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])

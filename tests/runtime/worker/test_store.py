@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dasktile._compat.distributed import storage
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk, Held
 from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.schedule.instructions import ResidencySettings
+from dasktile.schedule.residency import Residency
 
 LIMIT = 30
 SIZE = 80_000
@@ -583,6 +585,49 @@ def test_nothing_is_decided_while_memory_is_rather_empty(make: Callable[..., Mad
     one.settle()
     assert store.tracks_nothing
     assert (len(store), store.used(0), one.files()) == (0, 0, 0)
+
+
+def test_a_value_is_measured_once(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    safe_sizeof = storage.safe_sizeof
+
+    def count(value: Any) -> int:
+        measured.append(int(value.flat[0]))
+        return safe_sizeof(value)
+
+    monkeypatch.setattr(storage, "safe_sizeof", count)
+    one = make(3.5)
+    one.fill("ab")
+    assert not one.store.tracks_nothing
+    one.fill("cd")
+    one.settle()
+    assert measured == [0, 1, 0, 1]
+
+
+def test_upcoming_values_in_memory_are_no_event(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(2.5)
+    one.fill("abc")
+    one.settle()
+    assert one.fast() == "bc"
+    events: list[Any] = []
+    set_upcoming = Residency.set_upcoming
+
+    def record(residency: Residency, keys: Any, further: Any) -> Any:
+        events.append((len(keys), len(further)))
+        return set_upcoming(residency, keys, further)
+
+    monkeypatch.setattr(Residency, "set_upcoming", record)
+    one.store.set_upcoming("b", "bc")
+    assert events == []
+    # only what is on disk is passed on, and then forgotten
+    one.store.set_upcoming("b", "ca")
+    one.store.set_upcoming("c", "b")
+    one.store.set_upcoming("c", "b")
+    assert events == [(0, 1), (0, 0)]
 
 
 def test_values_that_were_read_last_are_evicted_last(make: Callable[..., Made]) -> None:

@@ -496,7 +496,7 @@ def takes_time(node: Node) -> bool:
 WHOLE = ", if all blocks of all arrays were computed"
 
 
-def with_premise(request: Request, planned: PlannedRequest) -> TilingPlan:
+def with_premise(request: Request, planned: PlannedRequest, looks: bool = True) -> TilingPlan:
     """The plan; its bound says so if arrays are computed of which not all blocks are needed.
 
     Tiles are chosen for whole arrays, and what is not computed is counted.
@@ -505,6 +505,9 @@ def with_premise(request: Request, planned: PlannedRequest) -> TilingPlan:
     ----------
     request, planned
         The arrays, and their plan.
+    looks
+        Whether to look in the graph for what is needed.  If not, the bound says so wherever some
+        blocks may be unneeded.
     """
     plan, program = planned.plan, planned.captured.program
     if not plan.lower_bound or planned.is_whole:
@@ -515,6 +518,8 @@ def with_premise(request: Request, planned: PlannedRequest) -> TilingPlan:
     all_of = [bool(wanted[array.name].all()) for array in request.arrays]
     if not any(tiling.may_be_culled(program, all_of)):
         return plan
+    if not looks:
+        return replace(plan, grids=plan.grids + WHOLE)
     computed = {node.name: tuple(map(len, node.chunks)) for node in program.nodes if node.edges}
     needed = needed_blocks(request.graph, request.keys, computed)
     if all(blocks.all() for blocks in needed.values()):

@@ -32,6 +32,10 @@ MOST_SIZES = 1_000_000
 #: Tasks of a graph up to which their sizes are kept, to simulate it later (chosen).
 MOST_TASKS = 1000
 
+#: Tasks of a graph up to which it is found out which are needed, for the premise of the bound
+#: (chosen: it takes about 10 us for each).
+MOST_FOLLOWED = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class ReturnedPlan:
@@ -136,15 +140,19 @@ class _Store:
 _store = _Store()
 
 
-def describer(request: Request, chosen: Candidate) -> Callable[..., Explanation]:
+def describer(
+    request: Request, chosen: Candidate, looks: bool = True
+) -> Callable[..., Explanation]:
     """`describe_plan` of a plan, which takes the arguments that differ from call to call.
 
     Parameters
     ----------
     request, chosen
         The arrays, and the plan of them.
+    looks
+        As for `with_premise`.
     """
-    plan = with_premise(request, chosen.planned)
+    plan = with_premise(request, chosen.planned, looks)
     return partial(
         describe_plan,
         plan,
@@ -187,7 +195,8 @@ def remember(request: Request, chosen: Candidate) -> None:
     is_simulated = chosen.before is not None and chosen.after is not None
     plan = ReturnedPlan(
         chosen.planned.plan,
-        describer(request, chosen),
+        # the bound may never be shown
+        describer(request, chosen, count_tasks(request.graph, request.names) <= MOST_FOLLOWED),
         tuple(lowered.names),
         frozenset(lowered.graph.layers),
         # without what asks a client

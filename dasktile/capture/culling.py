@@ -143,12 +143,20 @@ class _Pending:
         self.add(keys)
 
     def add(self, keys: Iterable[Any]) -> None:
+        by_head, head, group = self._by_head, None, None
         for key in keys:
-            self._by_head.setdefault(head_of(key), set()).add(key)
+            own = head_of(key)
+            if group is None or own != head:
+                head, group = own, by_head.setdefault(own, set())
+            group.add(key)
 
     def remove(self, keys: Iterable[Any]) -> None:
+        by_head, head, group = self._by_head, None, None
         for key in keys:
-            self._by_head.get(head_of(key), set()).discard(key)
+            own = head_of(key)
+            if group is None or own != head:
+                head, group = own, by_head.get(own, set())
+            group.discard(key)
 
     def of(self, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""
@@ -187,10 +195,17 @@ def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any
 
 def _mark(needed: Mapping[str, Needed], keys: Iterable[Any]) -> None:
     """Mark the blocks that are among the keys; other keys of a layer have the same head."""
+    places: dict[str, list[Any]] = {}
     for key in keys:
-        blocks = needed.get(key[0]) if isinstance(key, tuple) and key else None
-        if blocks is not None and is_block(key, key[0], blocks.shape):
-            blocks[tuple(int(getattr(number, "real", number)) for number in key[1:])] = True
+        if not isinstance(key, tuple) or not key or key[0] not in needed:
+            continue
+        blocks = needed[key[0]]
+        if is_block(key, key[0], blocks.shape):
+            places.setdefault(key[0], []).append(key[1:])
+    for name, found in places.items():
+        # at once, as there may be very many
+        numbers = np.array(found).real.astype(np.intp)
+        needed[name][tuple(numbers.T)] = True
 
 
 def has_effects(captured: Captured) -> list[bool]:

@@ -69,9 +69,10 @@ def keys_in(task: Any) -> tuple[Key, ...]:
 
 def has_bundle(task: Any) -> bool:
     """Whether a task is a bundle, or one is fused into it."""
-    return getattr(task, "func", None) is run_bundle or any(
-        map(has_bundle, fused_tasks(task).values())
-    )
+    if getattr(task, "func", None) is run_bundle:
+        return True
+    parts = fused_tasks(task)
+    return bool(parts) and any(map(has_bundle, parts.values()))
 
 
 def is_pick(task: Any) -> bool:

@@ -40,8 +40,14 @@ _DONE = frozenset(
     }
 )
 
-#: What follows the readers that a hint lists: more readers, or a client that needs the result.
+#: What there is beside the readers that a hint lists: more readers, or a client that needs the
+#: result.
 MORE, CLIENT = "more", "client"
+
+#: A hint: what there is beside the readers, `MORE`, `CLIENT` or an empty string, and the priorities
+#: of the readers.  A flat tuple: the scheduler keeps one for each of maybe very many tasks, and
+#: Python's garbage collection does not visit tuples of numbers and strings again and again.
+Hint = tuple[Any, ...]
 
 #: Generations of graphs for each step of the user's priority, and tasks for each hundredth of a
 #: generation: factors that put the three parts of a priority into one number.
@@ -197,7 +203,7 @@ class HintSender:
                     self._hints.setdefault(worker.address, {})[task.key] = hint
                     self._send_later()
 
-    def _readers(self, task: Any, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
+    def _readers(self, task: Any, new: Container[Any] = ()) -> Hint:
         return readers(task, self._max_readers, new)
 
     def _send_later(self) -> None:
@@ -233,7 +239,7 @@ def _accepts_hints(worker: Any) -> bool:
     return isinstance(metrics, dict) and bool(metrics.get("store")) and metrics.get("hints", True)
 
 
-def readers(task: Any, limit: int, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
+def readers(task: Any, limit: int, new: Container[Any] = ()) -> Hint:
     """The hint of a result: the tasks that will read it.
 
     Parameters
@@ -247,17 +253,17 @@ def readers(task: Any, limit: int, new: Container[Any] = ()) -> tuple[list[tuple
 
     Returns
     -------
-    Priorities of the readers, or of the first `limit` of them; and what follows them: `MORE`
-    readers, a `CLIENT` that needs the result, or nothing (an empty string).
+    Whether there are `MORE` readers or, if not, a `CLIENT` that needs the result; and the
+    priorities of the readers, or of the first `limit` of them.
     """
     uses = [
         reader.priority
         for reader in task.dependents
-        if reader.priority and (reader.state in _WILL_READ or reader.key in new)
+        if reader.priority and (reader.key in new or reader.state in _WILL_READ)
     ]
     if len(uses) > limit:
-        return heapq.nsmallest(limit, uses), MORE
-    return uses, CLIENT if task.who_wants else ""
+        return MORE, *heapq.nsmallest(limit, uses)
+    return CLIENT if task.who_wants else "", *uses
 
 
 class NextUses:
@@ -332,7 +338,7 @@ class NextUses:
             return min(candidates)
         return {MORE: None, CLIENT: math.inf}.get(rest, DYING)
 
-    def update(self, uses: Iterable[tuple[Any, tuple[Any, str]]]) -> dict[Any, float | None]:
+    def update(self, uses: Iterable[tuple[Any, Hint]]) -> dict[Any, float | None]:
         """Replace hints by new ones.
 
         Parameters
@@ -399,5 +405,5 @@ class NextUses:
         self._hints.pop(key, None)
 
 
-def _numbers(priorities: Iterable[Iterable[Any]], rest: str) -> tuple[list[int], str]:
+def _numbers(rest: str, *priorities: Iterable[Any]) -> tuple[list[int], str]:
     return [number(tuple(priority)) for priority in priorities], rest

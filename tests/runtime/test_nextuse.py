@@ -16,7 +16,7 @@ MAX_READERS = RuntimeSettings().max_readers
 
 
 def task(key: Any, order: int, state: str = "waiting", **more: Any) -> Any:
-    given = {"annotations": {ANNOTATION: ([], "client")}, "who_wants": (), "run_spec": 1}
+    given = {"annotations": {ANNOTATION: ("client",)}, "who_wants": (), "run_spec": 1}
     given |= {"dependents": (), "dependencies": ()}
     return Task(key=key, priority=(0, 1, order), state=state, **{**given, **more})
 
@@ -79,14 +79,17 @@ def test_hints_list_the_readers() -> None:
     one, none = task("x", 9, annotations=shared), task("y", 9, annotations=None)
     one.dependents = readers
     hint_sender({each.key: each for each in (one, none)})[0].graph_added("xy")
-    assert one.annotations[ANNOTATION] == ([(0, 1, 0), (0, 1, 1), (0, 1, 2)], "")
+    assert one.annotations[ANNOTATION] == ("", (0, 1, 0), (0, 1, 1), (0, 1, 2))
     assert one.annotations["retries"] == 3
     assert shared == {"retries": 3}
-    assert none.annotations == {ANNOTATION: ([], "")}
+    assert none.annotations == {ANNOTATION: ("",)}
     many = task("z", 9)
     many.dependents = [task(order, order) for order in reversed(range(100))]
     hint_sender({"z": many})[0].graph_added("z")
-    assert many.annotations[ANNOTATION] == ([(0, 1, order) for order in range(MAX_READERS)], "more")
+    assert many.annotations[ANNOTATION] == (
+        "more",
+        *((0, 1, order) for order in range(MAX_READERS)),
+    )
 
 
 def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
@@ -103,12 +106,12 @@ def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
         read.dependents = [*new, ran]
     hints, sent = hint_sender({each.key: each for each in (*reads, *new, ran)})
     hints.graph_added(["new", "next"])
-    uses = [(0, 1, 5), (0, 1, 6)], ""
+    uses = "", (0, 1, 5), (0, 1, 6)
     message = {"op": USES, "uses": [("there", uses), ("runs", uses)], "ran": []}
     assert sent.now() == [("knows", message)]
     assert there.annotations == {ANNOTATION: uses}
     # what is lost is sent with all that will read it when it runs again
-    assert lost.annotations == {ANNOTATION: ([], "client")}
+    assert lost.annotations == {ANNOTATION: ("client",)}
     for each in new:
         each.state = "waiting"
     hints.graph_added(["lost"])
@@ -118,7 +121,7 @@ def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     ran.state, ran.waiters, ran.who_wants = "released", set(), {"client"}
     hints.result_lost("ran")
     [(_, message)] = sent.now()
-    assert message["uses"][0] == ("there", ([*uses[0], (0, 1, 4)], ""))
+    assert message["uses"][0] == ("there", (*uses, (0, 1, 4)))
     ran.who_wants = set()
     hints.result_lost("ran")
     assert sent.now() == []
@@ -162,12 +165,12 @@ def test_a_new_hint_replaces_the_old_one() -> None:
     x = task("x", 0, "memory")
     uses = NextUses({"x": x})
     assert uses.next_use("x") == math.inf
-    hints = [("x", (((0, 2, 3), (0, 2, 1)), "")), ("gone", ((), ""))]
+    hints = [("x", ("", (0, 2, 3), (0, 2, 1))), ("gone", ("",))]
     assert uses.update(hints) == {"x": number((0, 2, 1))}
     assert uses.next_use("x") == number((0, 2, 1))
     for then, use in (("client", math.inf), ("more", None)):
-        assert uses.update([("x", ((), then))]) == {"x": use}
-    [use] = uses.update([("x", ((), ""))]).values()
+        assert uses.update([("x", (then,))]) == {"x": use}
+    [use] = uses.update([("x", ("",))]).values()
     assert use is DYING
 
 
@@ -192,7 +195,7 @@ def test_the_first_reader_that_has_not_run() -> None:
 
 def test_readers_that_ran_before_the_next_use_was_asked_for_do_not_count() -> None:
     """As while a store is rather empty: it asks for all next uses when it is half full."""
-    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 3), (0, 1, 9)], "")})
+    x = task("x", 0, "memory", annotations={ANNOTATION: ("", (0, 1, 3), (0, 1, 9))})
     reader = task("a", 3, dependencies=[x])
     uses = NextUses({"x": x})
     uses.reader_started(reader)
@@ -203,7 +206,7 @@ def test_readers_that_ran_before_the_next_use_was_asked_for_do_not_count() -> No
 
 
 def test_readers_count_once_each() -> None:
-    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 4)], "client")})
+    x = task("x", 0, "memory", annotations={ANNOTATION: ("client", (0, 1, 4), (0, 1, 4))})
     x.dependents = [task("a", 4, "executing"), task("b", 8, "executing")]
     uses = NextUses({"x": x})
     first, second = x.dependents
@@ -221,13 +224,13 @@ def test_readers_count_once_each() -> None:
 
 
 def test_readers_that_ran_here_may_be_forgotten() -> None:
-    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 8)], "client")})
+    x = task("x", 0, "memory", annotations={ANNOTATION: ("client", (0, 1, 4), (0, 1, 8))})
     uses = NextUses({"x": x})
     assert uses.next_use("x") == at(4)
     assert uses.readers_ran([("x", (0, 1, 4)), ("y", (0, 1, 4))]) == {"x": at(8)}
     assert uses.next_use("x") == at(8)
     # until it is lost, and read again
-    uses.update([("x", ([(0, 1, 4), (0, 1, 8)], ""))])
+    uses.update([("x", ("", (0, 1, 4), (0, 1, 8)))])
     assert uses.next_use("x") == at(4)
 
 

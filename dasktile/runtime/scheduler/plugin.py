@@ -719,7 +719,10 @@ def _planned_in(ts: TaskState, layers: LayerTable) -> Any:
 
     A task whose layer has a placement is preferred.
     """
-    parts = _of_plans(keys_in(ts.run_spec), layers)
+    keys = keys_in(ts.run_spec)
+    if not keys:
+        return None  # as most tasks
+    parts = _of_plans(keys, layers)
     placed = [
         key
         for key in parts

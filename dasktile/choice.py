@@ -225,41 +225,52 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     tables = SearchTables()
     searched = candidate(request, captured, request.machine.settings(), tables=tables)
     assert searched is not None
-    usual = searched
+    whole = None
     if request.method == "auto":
-        captured, tables, usual = _with_whole_axes(request, captured, tables, usual)
+        whole = _or_none(partial(_with_whole_axes, request, captured, searched))
+    captured, tables, usual = whole or (captured, tables, searched)
     if _may_compare(request, captured):
         usual = _unless_error(partial(cheapest, request, captured, tables), usual)
     else:
         usual = _unless_error(partial(_unless_more_tasks, request), usual)
     if is_planned(request) and not _is_bundled(usual):
         usual = unchanged(usual, AGAIN)
-    # a plan without some cuts proves nothing of those with them
-    return usual if usual.planned.captured is captured else with_bound_of(usual, searched)
+    # a search without some cuts proves nothing of tiles with them
+    return usual if whole is None else with_bound_of(usual, searched)
 
 
 def _with_whole_axes(
-    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
-) -> tuple[Captured, SearchTables, Candidate]:
-    """A plan that cuts no axes that were whole, with its program and searches, if it costs little.
+    request: Request, captured: Captured, usual: Candidate
+) -> tuple[Captured, SearchTables, Candidate] | None:
+    """A plan that cuts no axis that was whole, with its program and its searches.
 
-    The same plan, program and searches where it costs more.
+    None where no axis is cut, and where the plan would cost more, be it for one result of several.
     """
+    other = usual.planned.plan
     # in another program, with arrays that keep their chunks or are replicated, indices are others
-    axes = cut_axes(usual.planned.plan) if usual.planned.captured is captured else {}
+    axes = cut_axes(other) if usual.planned.captured is captured else {}
     if not axes:
-        return captured, tables, usual
-    whole, found = kept_whole(captured, axes), SearchTables()
-    settings, threads = request.machine.settings(), request.machine.threads
+        return None
+    whole, tables = kept_whole(captured, axes), SearchTables()
+    machine = request.machine
+    settings = machine.settings()
+
+    def is_worth_writing(plan: Candidate) -> bool:
+        found = plan.planned
+        return (
+            found.captured is whole
+            and found.plan.tiled is not None
+            and costs_hardly_more(
+                found.plan, other, settings, machine.threads, machine.memory_limit
+            )
+        )
+
     try:
-        plan = candidate(request, whole, settings, tables=found)
+        plan = candidate(request, whole, settings, is_worth_writing, tables=tables)
     except (MemoryLimitError, TooManyTasksError):
-        return captured, tables, usual
-    assert plan is not None
-    tiled = plan.planned.plan.tiled is not None
-    if tiled and costs_hardly_more(plan.planned.plan, usual.planned.plan, settings, threads):
-        return whole, found, plan
-    return captured, tables, usual
+        return None
+    # it may have become that of another program since
+    return (whole, tables, plan) if plan is not None and is_worth_writing(plan) else None
 
 
 def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:

@@ -18,7 +18,7 @@ from dasktile import config
 from dasktile._compat import dask as dask_names
 from dasktile._compat.distributed.features import CHECKED_WITH
 from dasktile.cluster.clients import client_of
-from dasktile.report.formatting import format_bytes, format_names, wrapped
+from dasktile.report.formatting import format_names, wrapped
 from dasktile.report.tables import text_table
 from dasktile.runtime.install import installed
 from dasktile.tiling.calibration import Calibration
@@ -283,7 +283,7 @@ def _cluster_parts(cluster: Mapping[str, Any]) -> Iterator[str]:
         bandwidth = (
             ""
             if measured.bandwidth is None
-            else f"{format_bytes(measured.bandwidth)}/s between two workers, "
+            else f"{measured.bandwidth / 2**20:,.0f} MiB/s between two workers, "
         )
         yield wrapped(
             f"calibrated: {bandwidth}{1000 * measured.task_seconds:.2g} ms a task,"

@@ -496,7 +496,7 @@ def takes_time(node: Node) -> bool:
 WHOLE = ", if all blocks of all arrays were computed"
 
 
-def with_premise(request: Request, planned: PlannedRequest, looks: bool = True) -> TilingPlan:
+def with_premise(request: Request, planned: PlannedRequest, exact: bool = True) -> TilingPlan:
     """The plan; its bound says so if arrays are computed of which not all blocks are needed.
 
     Tiles are chosen for whole arrays, and what is not computed is counted.
@@ -505,7 +505,7 @@ def with_premise(request: Request, planned: PlannedRequest, looks: bool = True) 
     ----------
     request, planned
         The arrays, and their plan.
-    looks
+    exact
         Whether to look in the graph for what is needed.  If not, the bound says so wherever some
         blocks may be unneeded.
     """
@@ -518,7 +518,7 @@ def with_premise(request: Request, planned: PlannedRequest, looks: bool = True) 
     all_of = [bool(wanted[array.name].all()) for array in request.arrays]
     if not any(tiling.may_be_culled(program, all_of)):
         return plan
-    if not looks:
+    if not exact:
         return replace(plan, grids=plan.grids + WHOLE)
     computed = {node.name: tuple(map(len, node.chunks)) for node in program.nodes if node.edges}
     needed = needed_blocks(request.graph, request.keys, computed)

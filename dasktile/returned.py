@@ -33,7 +33,7 @@ MOST_SIZES = 1_000_000
 MOST_TASKS = 1000
 
 #: Tasks of a graph up to which it is found out which are needed, for the premise of the bound
-#: (chosen: it takes about 10 us for each).
+#: (chosen: the bound may never be shown).
 MOST_FOLLOWED = 10_000
 
 
@@ -141,7 +141,7 @@ _store = _Store()
 
 
 def describer(
-    request: Request, chosen: Candidate, looks: bool = True
+    request: Request, chosen: Candidate, exact: bool = True
 ) -> Callable[..., Explanation]:
     """`describe_plan` of a plan, which takes the arguments that differ from call to call.
 
@@ -149,10 +149,10 @@ def describer(
     ----------
     request, chosen
         The arrays, and the plan of them.
-    looks
+    exact
         As for `with_premise`.
     """
-    plan = with_premise(request, chosen.planned, looks)
+    plan = with_premise(request, chosen.planned, exact)
     return partial(
         describe_plan,
         plan,
@@ -195,7 +195,6 @@ def remember(request: Request, chosen: Candidate) -> None:
     is_simulated = chosen.before is not None and chosen.after is not None
     plan = ReturnedPlan(
         chosen.planned.plan,
-        # the bound may never be shown
         describer(request, chosen, count_tasks(request.graph, request.names) <= MOST_FOLLOWED),
         tuple(lowered.names),
         frozenset(lowered.graph.layers),

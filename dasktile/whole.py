@@ -18,7 +18,7 @@ from dasktile.tiling.settings import Settings
 #: Bytes that a plan may cost more if it cuts no axis that was whole, share of the bytes of the
 #: results that it may move more, and bytes that it may move more in any case (chosen: less than a
 #: task of the usual price; means of columns are a smaller share of a table of many rows).
-MORE_COST, MORE_MOVED, LEAST_MOVED = 2**18, 0.01, 2**16
+MORE_COST, MOVED_SHARE, LEAST_MOVED = 2**18, 0.01, 2**16
 
 
 def cut_axes(plan: TilingPlan) -> dict[int, list[int]]:
@@ -36,13 +36,13 @@ def cut_axes(plan: TilingPlan) -> dict[int, list[int]]:
     """
     if plan.tiled is None:
         return {}
-    cut: dict[int, list[int]] = {}
+    axes: dict[int, list[int]] = {}
     for index in plan.program.outputs:
         labels = _whole_labels(plan.program.nodes[index])
         cuts = plan.tiled.tilings[index].cuts
-        if found := [label for label in labels if len(cuts[label]) > 1]:
-            cut[index] = found
-    return cut
+        if cut := [label for label in labels if len(cuts[label]) > 1]:
+            axes[index] = cut
+    return axes
 
 
 def _whole_labels(node: Node) -> list[int]:
@@ -80,9 +80,9 @@ def kept_whole(captured: Captured, axes: Mapping[int, list[int]]) -> Captured:
 
 
 def costs_hardly_more(
-    plan: TilingPlan, other: TilingPlan, settings: Settings, threads: int
+    plan: TilingPlan, other: TilingPlan, settings: Settings, threads: int, limit: int | None
 ) -> bool:
-    """Whether a plan costs, and moves, hardly more than another one.
+    """Whether a plan costs, and moves, hardly more than another one, and keeps to the limit.
 
     Parameters
     ----------
@@ -92,9 +92,13 @@ def costs_hardly_more(
         Speeds and constants of the cost model.
     threads
         Tasks that each worker runs at once.
+    limit
+        Bytes that a task should not exceed, or None.
     """
+    if limit is not None and max(plan.after.peak) > max(limit, *other.after.peak):
+        return False  # a search exceeds a limit that is a default if it has to
     objective = Objective(settings, threads)
     if objective.cost(plan.after) > objective.cost(other.after) + MORE_COST:
         return False
     results = sum(plan.program.nodes[index].nbytes for index in plan.program.outputs)
-    return plan.after.bytes - other.after.bytes <= max(LEAST_MOVED, MORE_MOVED * results)
+    return plan.after.bytes - other.after.bytes <= max(LEAST_MOVED, MOVED_SHARE * results)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dasktile
+from dasktile import choice, decisions
 from tests.support import plan_for_workers
 
 
@@ -58,19 +59,44 @@ def test_axes_are_cut(
     assert dasktile.optimize(build(da.ones((800, 500_000), chunks=chunks))).numblocks[1] > 1
 
 
+def cut_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans cut axes that were whole, as a search for the least bytes does."""
+    monkeypatch.setattr(choice, "cut_axes", lambda plan: {})
+
+
 def test_the_bound_is_that_of_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_for_workers(monkeypatch, 8)
-    table = da.ones((1_200_000, 100), chunks=(100_000, 100))
-    explained = dasktile.explain(scaled(table))
+    plan_for_workers(monkeypatch, 2)
+    table = scaled(da.ones((70_000, 100), chunks=(10_000, 100)))
+    explained = dasktile.explain(table)
     assert explained.bytes_after > 0 == explained.lower_bound
     assert not explained.proven_optimal
+    with monkeypatch.context() as patch:
+        cut_otherwise(patch)
+        decisions.forget()
+        explained = dasktile.explain(table)
+        assert explained.bytes_after == 0
+        assert explained.proven_optimal
 
 
 def test_a_plan_that_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_for_workers(monkeypatch, 8)
+    plan_for_workers(monkeypatch, 2)
     first, second = (
-        dasktile.optimize(scaled(da.full((1_200_000, 100), value, chunks=(100_000, 100))))
+        dasktile.explain(scaled(da.full((700_000, 100), value, chunks=(100_000, 100))))
         for value in (1.0, 2.0)
     )
-    assert first.chunks == second.chunks
-    assert first.numblocks[1] == 1
+    assert str(first) == str(second)
+    assert first.nodes[-1].chunks_after[1] == (100,)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("limit", [3_000_000, 8_000_000, 20_000_000])
+def test_memory_limits(monkeypatch: pytest.MonkeyPatch, limit: int, given: bool) -> None:
+    plan_for_workers(monkeypatch, 4, memory_limit=limit, limit_given=given)
+    x = da.ones((1000, 8, 1000), chunks=(250, 1, 1000))
+    columns = da.fft.fft(x.rechunk({0: 1000}), axis=0)
+    cut = dasktile.optimize(columns).numblocks
+    assert cut[2] > 1
+    with monkeypatch.context() as patch:
+        cut_otherwise(patch)
+        decisions.forget()
+        assert dasktile.optimize(columns).numblocks == cut

@@ -201,11 +201,13 @@ def _mark(needed: Mapping[str, Needed], keys: Iterable[Any]) -> None:
             continue
         blocks = needed[key[0]]
         if is_block(key, key[0], blocks.shape):
-            places.setdefault(key[0], []).append(key[1:])
-    for name, found in places.items():
+            place: tuple[Any, ...] = key[1:]
+            if not all(type(number) is int for number in place):
+                place = tuple(int(getattr(number, "real", number)) for number in place)
+            places.setdefault(key[0], []).append(place)
+    for name, marked in places.items():
         # at once, as there may be very many
-        numbers = np.array(found).real.astype(np.intp)
-        needed[name][tuple(numbers.T)] = True
+        needed[name][tuple(np.array(marked, np.intp).T)] = True
 
 
 def has_effects(captured: Captured) -> list[bool]:

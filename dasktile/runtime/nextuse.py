@@ -17,8 +17,8 @@ from dasktile._compat.distributed import scheduling, states
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.instructions import DYING
 
-#: The annotation of a task that has its hint.
-ANNOTATION = "dasktile-uses"
+#: The annotation of a task that has its hint.  (Before hints were tuples, it had another name.)
+ANNOTATION = "dasktile-readers"
 
 #: The message with hints for results and running tasks that a worker has already.
 USES = "dasktile-uses"
@@ -45,8 +45,8 @@ _DONE = frozenset(
 MORE, CLIENT = "more", "client"
 
 #: A hint: what there is beside the readers, `MORE`, `CLIENT` or an empty string, and the priorities
-#: of the readers.  A flat tuple: the scheduler keeps one for each of maybe very many tasks, and
-#: Python's garbage collection does not visit tuples of numbers and strings again and again.
+#: of the readers.  The scheduler keeps one for each of maybe very many tasks, and Python's garbage
+#: collection visits tuples of numbers, strings and such tuples once or twice, but lists each time.
 Hint = tuple[Any, ...]
 
 #: Generations of graphs for each step of the user's priority, and tasks for each hundredth of a
@@ -217,7 +217,12 @@ class HintSender:
         hints, self._hints = self._hints, {}
         ran, self._ran = self._ran, {}
         for address in sorted({*hints, *ran}):
-            message = {"uses": [*hints.get(address, {}).items()], "ran": ran.get(address, [])}
+            # as releases of dasktile read it that had hints of another form
+            uses = [
+                (key, (priorities, rest))
+                for key, (rest, *priorities) in hints.get(address, {}).items()
+            ]
+            message = {"uses": uses, "ran": ran.get(address, [])}
             scheduling.send_to_worker(self._scheduler, address, {"op": USES, **message})
 
     def withdraw(self) -> None:
@@ -338,13 +343,13 @@ class NextUses:
             return min(candidates)
         return {MORE: None, CLIENT: math.inf}.get(rest, DYING)
 
-    def update(self, uses: Iterable[tuple[Any, Hint]]) -> dict[Any, float | None]:
+    def update(self, uses: Iterable[tuple[Any, tuple[Any, str]]]) -> dict[Any, float | None]:
         """Replace hints by new ones.
 
         Parameters
         ----------
         uses
-            Keys of results, and their hints as :func:`readers` returns them.
+            Keys of results, and their hints: priorities, and what there is beside these readers.
 
         Returns
         -------
@@ -354,7 +359,8 @@ class NextUses:
         for key, hint in uses:
             self.current = True
             if key in self._tasks:
-                self._hints[key] = _numbers(*hint)
+                priorities, rest = hint
+                self._hints[key] = _numbers(rest, *priorities)
                 changed[key] = self.next_use(key)
         return changed
 

@@ -97,9 +97,6 @@ class EvictionQueue:
             buffer.queue.discard(buffer)
             buffer.queue = None
 
-    def _all(self) -> tuple[RankedQueue[Buffer], ...]:
-        return (*self._known.values(), *self._unknown.values())
-
     def first(self, now: float, stored: bool = False) -> Buffer | None:
         """The buffer to evict next, None if none may be evicted.
 

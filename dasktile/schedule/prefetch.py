@@ -36,7 +36,7 @@ class Proposal(NamedTuple):
     later: float
 
 
-def _is_left(tile: Tile) -> bool:
+def _may_be_fetched(tile: Tile) -> bool:
     """Whether a tile could be copied to its home tier."""
     return tile.home not in tile.on and not tile.unreadable and not tile.is_fetched
 
@@ -114,7 +114,7 @@ class Prefetches:
             All requests.
         """
         upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
-        if not any(map(_is_left, upcoming)):
+        if not any(map(_may_be_fetched, upcoming)):
             return
         reads = [
             tile.next
@@ -126,7 +126,7 @@ class Prefetches:
         last = max(reads, default=-math.inf)
         # in another order a prefetched tile could be evicted for the next one, without end
         for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if not _is_left(tile) or tile.next == math.inf:
+            if not _may_be_fetched(tile) or tile.next == math.inf:
                 continue
             room = self._capacity[tile.home]
             if tile.size > room:
@@ -150,7 +150,7 @@ class Prefetches:
         soon_checked = False
         for key in self.further:
             tile = self._tiles.get(key)
-            if tile is None or not _is_left(tile):
+            if tile is None or not _may_be_fetched(tile):
                 continue
             if tile.next == math.inf:
                 return
@@ -160,7 +160,7 @@ class Prefetches:
                     return
             if not soon_checked:
                 soon = map(self._tiles.get, self.upcoming)
-                if any(each is not None and _is_left(each) for each in soon):
+                if any(each is not None and _may_be_fetched(each) for each in soon):
                     return
                 soon_checked = True
             yield tile

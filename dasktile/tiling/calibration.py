@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dasktile.report.formatting import format_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -69,9 +67,9 @@ class Calibration:
         bandwidth = (
             "no bandwidth: one process"
             if self.bandwidth is None
-            else f"{format_bytes(self.bandwidth)}/s between two workers"
+            else f"{self.bandwidth / 2**20:,.0f} MiB/s between two workers"
         )
-        memory = "" if self.memory is None else f" and {format_bytes(self.memory)}/s to memory"
+        memory = "" if self.memory is None else f" and {self.memory / 2**20:,.0f} MiB/s to memory"
         return (
             f"{workers}, {threads}: {bandwidth}, {self.task_seconds * 1e3:.2g} ms a task,"
             f" {self.flops / 1e9:.3g} Gflop/s{memory} a thread"

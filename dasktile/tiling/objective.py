@@ -85,10 +85,10 @@ class Objective:
             + price.spilled
             + sum(price.read)
             + sum(price.tasks) * self.task
-            + self._waiting(price, slowdown)
+            + self._lost_by(price, slowdown)
         )
 
-    def _waiting(self, price: Price, slowdown: float = 1.0) -> float:
+    def _lost_by(self, price: Price, slowdown: float = 1.0) -> float:
         """The cost of the time in which the worker with most work runs it, beyond an even share."""
         busiest = max(price.loads, default=0.0) * slowdown
         even = sum(price.loads) / max(len(price.loads), 1)
@@ -104,7 +104,7 @@ class Objective:
         """
         bundled = self.settings.model.bundled_task * self.task
         joins = self.joined_byte * sum(price.joined)
-        return bundled * sum(price.tasks) + joins + self._waiting(price)
+        return bundled * sum(price.tasks) + joins + self._lost_by(price)
 
 
 def effort(node: Node, model: CostModel) -> float:

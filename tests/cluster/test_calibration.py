@@ -186,9 +186,9 @@ def test_anything_else_is_no_calibration(said: object) -> None:
 
 def test_calibration_reads_well() -> None:
     assert str(FAST) == (
-        "2 workers, 2 threads: 1.9 GiB/s between two workers, 1 ms a task, 50 Gflop/s a thread"
+        "2 workers, 2 threads: 1,907 MiB/s between two workers, 1 ms a task, 50 Gflop/s a thread"
     )
-    assert str(replace(FAST, memory=3e9)).endswith("50 Gflop/s and 2.8 GiB/s to memory a thread")
+    assert str(replace(FAST, memory=3e9)).endswith("50 Gflop/s and 2,861 MiB/s to memory a thread")
     assert "no bandwidth" in str(replace(FAST, bandwidth=None))
 
 

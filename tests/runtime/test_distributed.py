@@ -52,6 +52,27 @@ def test_workers_of_a_scheduler_that_optimises(client: Client) -> None:
     assert actual == [machine(client)]
 
 
+def test_workers_that_are_started_as_users_do() -> None:
+    """Their processes have imported nothing of dasktile before the plugins arrive."""
+    spawning = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})
+    x = da.random.default_rng(0).random((1000, 1000), chunks=(100, 1000))
+    with (
+        spawning,
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit="1 GiB", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        dasktile.enable(client, memory_limit="16 MB")
+        planned = client.persist(dasktile.optimize(x @ x.T + x, workers=client))
+        computed = client.compute(planned).result()
+        counts = dasktile.metrics(client)
+    dense = x.compute(scheduler="sync")
+    np.testing.assert_allclose(computed, dense @ dense.T + dense)
+    assert counts.placed > 0
+    assert any(sum(worker.spilled.values()) for worker in counts.workers.values())
+
+
 def test_client_without_workers() -> None:
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,

@@ -107,7 +107,8 @@ def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     hints, sent = hint_sender({each.key: each for each in (*reads, *new, ran)})
     hints.graph_added(["new", "next"])
     uses = "", (0, 1, 5), (0, 1, 6)
-    message = {"op": USES, "uses": [("there", uses), ("runs", uses)], "ran": []}
+    sent_uses = [(0, 1, 5), (0, 1, 6)], ""
+    message = {"op": USES, "uses": [("there", sent_uses), ("runs", sent_uses)], "ran": []}
     assert sent.now() == [("knows", message)]
     assert there.annotations == {ANNOTATION: uses}
     # what is lost is sent with all that will read it when it runs again
@@ -121,7 +122,7 @@ def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     ran.state, ran.waiters, ran.who_wants = "released", set(), {"client"}
     hints.result_lost("ran")
     [(_, message)] = sent.now()
-    assert message["uses"][0] == ("there", (*uses, (0, 1, 4)))
+    assert message["uses"][0] == ("there", ([(0, 1, 5), (0, 1, 6), (0, 1, 4)], ""))
     ran.who_wants = set()
     hints.result_lost("ran")
     assert sent.now() == []
@@ -165,12 +166,12 @@ def test_a_new_hint_replaces_the_old_one() -> None:
     x = task("x", 0, "memory")
     uses = NextUses({"x": x})
     assert uses.next_use("x") == math.inf
-    hints = [("x", ("", (0, 2, 3), (0, 2, 1))), ("gone", ("",))]
+    hints = [("x", (((0, 2, 3), (0, 2, 1)), "")), ("gone", ((), ""))]
     assert uses.update(hints) == {"x": number((0, 2, 1))}
     assert uses.next_use("x") == number((0, 2, 1))
     for then, use in (("client", math.inf), ("more", None)):
-        assert uses.update([("x", (then,))]) == {"x": use}
-    [use] = uses.update([("x", ("",))]).values()
+        assert uses.update([("x", ((), then))]) == {"x": use}
+    [use] = uses.update([("x", ((), ""))]).values()
     assert use is DYING
 
 
@@ -230,7 +231,7 @@ def test_readers_that_ran_here_may_be_forgotten() -> None:
     assert uses.readers_ran([("x", (0, 1, 4)), ("y", (0, 1, 4))]) == {"x": at(8)}
     assert uses.next_use("x") == at(8)
     # until it is lost, and read again
-    uses.update([("x", ("", (0, 1, 4), (0, 1, 8)))])
+    uses.update([("x", ([(0, 1, 4), (0, 1, 8)], ""))])
     assert uses.next_use("x") == at(4)
 
 

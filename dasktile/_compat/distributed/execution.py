@@ -52,7 +52,7 @@ def next_tasks(worker: Worker, count: int) -> list[Any]:
         if heap
     ]
     if len(heaps) < 2:
-        return list(*heaps)
+        return list(heaps[0]) if heaps else []
     return list(islice(merge(*heaps, key=attrgetter("priority")), count))
 
 

@@ -447,7 +447,7 @@ class Spilling(Guarded):
             States that all of their readers on this worker must have.  With other readers they
             stay: those report the loss when they start.
         """
-        tasks = [execution.worker_tasks(self.worker).get(key) for key in keys]
+        tasks = map(self._tasks.get, keys)
         lost = [
             task.key
             for task in tasks

@@ -266,14 +266,14 @@ def test_tasks_wait_for_nothing_and_nothing_is_ranked_while_memory_is_rather_emp
         assert (array + array.sum(axis=0)).sum().compute() == 21 * 20 * (SIZE // 8)
         (store,) = stores(cluster)
         assert store.tracks_nothing
-        # of what is done regularly
+        # called in regular checks, too
         counts.pop("_next_instructions", None)
         assert counts.keys() == {"request", "_request"}
         assert counts["request"] >= 20
         # the client reads the result
         assert counts["_request"] == 1
     with spilling(tiles=10) as (cluster, client):
-        # there it is
+        # with little memory all of them are called
         big = client.persist(da.random.default_rng(0).random((40, SIZE // 8), chunks=(1, -1)))
         wait(big, timeout=LIMIT)
         big.sum().compute()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dask.array.optimization
@@ -208,7 +209,7 @@ def explain(
         return describe_unplanned(
             target.workers, method, unknown, "dasktile failed to read this", names
         )
-    return explanation
+    return replace(explanation, in_chunks=chunks is not None)
 
 
 def compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from dasktile import choice, config
 from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
-from dasktile.ir import Chunks
+from dasktile.ir import Chunks, Program
 from dasktile.planning import wanted_blocks
 from dasktile.predicted import is_predictable, wanted_keys_of
 from dasktile.prediction import Prediction, sound, tasks_of_input
@@ -72,7 +72,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
-        variables=request.variables,
+        variables=variables_of(chosen.planned.plan.program, request.names, request.variables),
     )
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
@@ -81,6 +81,28 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     if is_again and request.machine.placed:
         explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation
+
+
+def variables_of(
+    program: Program, names: Sequence[str], variables: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """The variables by the names of the arrays of a program.
+
+    Parameters
+    ----------
+    program
+        The program.
+    names
+        Names of its outputs as they were given: after a rechunk, that of an array is another one.
+    variables
+        The variables by these names.
+    """
+    of_nodes = dict(variables)
+    for index, name in zip(program.outputs, names, strict=True):
+        node = program.nodes[index].name
+        known = of_nodes.get(node, ()) if node != name else ()
+        of_nodes[node] = tuple(dict.fromkeys((*known, *variables.get(name, ()))))
+    return of_nodes
 
 
 def _received(graph: HighLevelGraph) -> int:
@@ -103,7 +125,7 @@ def _explained_again(
         runs=(before, after),
         room=choice.room(request, returned.plan),
         unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
-        variables=returned.variables(request),
+        variables=variables_of(returned.plan.program, returned.names, request.variables),
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 

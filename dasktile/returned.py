@@ -96,15 +96,6 @@ class ReturnedPlan:
         tasks = placed_tasks(request.graph, wanted, *self.sizes, by_place=request.machine.placed)
         return predict_tasks(request.machine, 0.0, *tasks)
 
-    def variables(self, request: Request) -> dict[str, tuple[str, ...]]:
-        """The variables of a request by the names of the arrays that `optimize` was given."""
-        program = self.plan.program
-        return {
-            program.nodes[index].name: request.variables[name]
-            for index, name in zip(program.outputs, self.names, strict=True)
-            if name in request.variables
-        }
-
     def _is_for(self, machine: Machine) -> bool:
         """Whether runs of the plan on workers take what they take on those that it was made for."""
         same = machine.threads, machine.memory_limit, machine.room, machine.calibration

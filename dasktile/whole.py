@@ -15,10 +15,13 @@ from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
-#: Bytes that a plan may cost more if it cuts no axis that was whole, share of the bytes of the
-#: results that it may move more, and bytes that it may move more in any case (chosen: less than a
-#: task of the usual price; means of columns are a smaller share of a table of many rows).
-MORE_COST, MOVED_SHARE, LEAST_MOVED = 2**18, 0.01, 2**16
+#: How much more a plan may cost that cuts no axis that was whole: a share of the cost of the plan
+#: that does, or bytes (chosen: ten tasks of the usual price, some 30 ms).
+COST_SHARE, LEAST_COST = 0.1, 2**23
+
+#: The same for the bytes that it moves: a share of those of the results, or bytes (chosen: means of
+#: columns are a smaller share of a table of many rows).
+MOVED_SHARE, LEAST_MOVED = 0.01, 2**16
 
 
 def cut_axes(plan: TilingPlan) -> dict[int, list[int]]:
@@ -98,7 +101,8 @@ def costs_hardly_more(
     if limit is not None and max(plan.after.peak) > max(limit, *other.after.peak):
         return False  # a search exceeds a limit that is a default if it has to
     objective = Objective(settings, threads)
-    if objective.cost(plan.after) > objective.cost(other.after) + MORE_COST:
+    least = objective.cost(other.after)
+    if objective.cost(plan.after) - least > max(LEAST_COST, COST_SHARE * least):
         return False
     results = sum(plan.program.nodes[index].nbytes for index in plan.program.outputs)
     return plan.after.bytes - other.after.bytes <= max(LEAST_MOVED, MOVED_SHARE * results)

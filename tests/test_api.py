@@ -871,3 +871,9 @@ def test_bundles_of_a_plan_are_not_planned_again(monkeypatch: pytest.MonkeyPatch
     assert dasktile.optimize(y) is y
     # a plan without bundles gets them where tasks are placed
     assert "result of optimize" not in dasktile.explain(loose).verdict
+
+
+def test_the_input_in_other_chunks_is_not_the_input() -> None:
+    y = da.from_array(np.ones((730, 60)), chunks=(50, 60)) * 2
+    text = str(dasktile.explain(y, workers=4, chunks=(700, 60), method="none"))
+    assert "optimize returns what Dask's rechunk returns: method 'none'" in " ".join(text.split())

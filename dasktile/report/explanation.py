@@ -226,6 +226,8 @@ class Explanation:
         `memory_limit` times the threads of a worker; None without a limit.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
+    in_chunks
+        True if the chunks of the results were given.
     bundle
         Tasks of the model that one task of the plan's graph runs at the most; 0 if they are not
         bundled, as without the scheduler plugin.
@@ -284,6 +286,7 @@ class Explanation:
     received_after: int | None = None
     unpredicted: str = ""
     refused: bool = False
+    in_chunks: bool = False
     uncounted: tuple[int, ...] = ()
     assumed_room: int | None = None
     bundle: int = 0
@@ -601,7 +604,11 @@ class Explanation:
     def _unchanged(self) -> list[str]:
         workers, moved = format_count(self.workers, "worker"), format_bytes(self.bytes_before)
         because = f": {self.verdict}" if self.verdict else ""
-        result = "raises a TooManyTasksError" if self.refused else "returns the input itself"
+        result = (
+            "returns what Dask's rechunk returns" if self.in_chunks else "returns the input itself"
+        )
+        if self.refused:
+            result = "raises a TooManyTasksError"
         lines = [f"{workers}: optimize {result}{because}", f"it moves {moved}{_ON_BEST}"]
         if self.run_tasks_before is None:
             lines[1] += f"; {format_count(self.tasks_before, 'task')}"

@@ -84,3 +84,13 @@ def test_variables_of_a_tree() -> None:
     tree = xr.DataTree.from_dict({"/": data[["tas"]], "/high/daily": data[["pr"]] + 1})
     expected = {"tas": "array", "high/daily/pr": "add"}
     assert variables(dasktile.explain(tree, workers=4)) == expected
+
+
+def test_variables_whose_last_step_is_a_rechunk() -> None:
+    data = xr.DataArray(da.from_array(np.ones((730, 60)), chunks=(50, 60)), dims=("t", "l"))
+    doubled = xr.Dataset({"a": data * 2})
+    for explanation in (
+        dasktile.explain(doubled.chunk(t=100), workers=4),
+        dasktile.explain(doubled, workers=4, chunks={"t": 100}),
+    ):
+        assert explanation.nodes[-1].variables == ("a",)

@@ -166,7 +166,7 @@ class Spilling(Guarded):
             self.store.close()
             return
         if self._original_data is not None and worker.data is self.store:
-            handover = Handover(self.store, self._original_data, self._size_of)
+            handover = Handover(self.store, self._original_data, self._size_of, self._is_crowded)
             storage.replace_data(worker, handover)
             self.store.forget_uses()
             try:
@@ -183,6 +183,12 @@ class Spilling(Guarded):
                 handover.ended.set()
             return
         self.store.forget_uses()
+
+    def _is_crowded(self) -> bool:
+        """Whether the process has more memory than the worker's own monitor lets it have."""
+        limits = storage.limits(self.worker)
+        most = self._limit(limits.spill, limits.target)
+        return most is not None and storage.process_memory(self.worker) > most
 
     def _size_of(self, key: Any) -> int | None:
         """Bytes of a result, if they are known."""

@@ -177,6 +177,8 @@ class Handover(MutableMapping[Any, Any]):
         The other mapping.
     size_of
         As for :func:`take_over`.
+    is_crowded
+        Whether the process has so much memory that the target should write values to disk.
 
     Attributes
     ----------
@@ -192,10 +194,12 @@ class Handover(MutableMapping[Any, Any]):
         store: TileStore,
         target: Data,
         size_of: Callable[[Any], int | None] | None = None,
+        is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self.store = store
         self.target = target
         self._size_of = size_of
+        self._is_crowded = is_crowded
         #: False while values of the target may still be deleted for the store.
         self._settled = False
         self.ended = asyncio.Event()
@@ -254,6 +258,7 @@ class Handover(MutableMapping[Any, Any]):
                 fast = [key for key in store if key in store.fast]
                 for key in fast or list(store):
                     await self._move_one(key)
+                    await self._make_room()
         except BaseException:
             self._settled = False
             self.undo()
@@ -271,6 +276,16 @@ class Handover(MutableMapping[Any, Any]):
             # the value in the store is the latest one
             del self.target[key]
         take_over(self.target, self.store, self._size_of)
+
+    async def _make_room(self) -> None:
+        """Let the target write values to disk until the process has less memory.
+
+        Its limit counts values only, and values may arrive faster than the worker looks at the
+        memory of its process.
+        """
+        evict = getattr(self.target, "evict", None)
+        while evict is not None and self._is_crowded() and evict() > 0:
+            await asyncio.sleep(0)
 
     async def _move_one(self, key: Any) -> None:
         store = self.store

@@ -127,6 +127,26 @@ def test_files_that_were_taken_over_stay_when_all_moves_back(
     is_right(buffer)
 
 
+def test_values_are_written_again_where_the_process_has_too_much_memory(
+    buffer: SpillBuffer, store: TileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_over(buffer, store)
+    evict, kept = buffer.evict, []
+
+    def evicting() -> int:
+        kept.append(len(buffer.fast))
+        return evict()
+
+    monkeypatch.setattr(buffer, "evict", evicting)
+    # with any value in memory it has too much
+    handover = Handover(store, buffer, is_crowded=lambda: len(buffer.fast) > 0)
+    asyncio.run(handover.move())
+    # those that were spilled stay so
+    assert kept == [1] * ROOM
+    assert not buffer.fast
+    is_right(buffer)
+
+
 def test_files_that_move_while_they_are_read_are_no_loss(
     buffer: SpillBuffer,
     store: TileStore,

@@ -1,4 +1,4 @@
-"""Axes of results that the input keeps whole stay whole, where that costs hardly more.
+"""Columns of results that the input keeps whole stay whole, where that costs hardly more.
 
 Libraries for tables, as dask-ml, refuse arrays whose columns are in several chunks.  Tiles that cut
 the columns may save a few kilobytes of means; then the plan without such cuts is used.
@@ -15,12 +15,12 @@ from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
-#: How much more a plan may cost that cuts no axis that was whole: a share of the cost of the plan
-#: that does, or bytes (chosen: ten tasks of the usual price, some 30 ms).
-COST_SHARE, LEAST_COST = 0.1, 2**23
+#: Bytes that a plan may cost more if it cuts no axis that was whole (chosen: less than a task of
+#: the usual price).
+MORE_COST = 2**18
 
-#: The same for the bytes that it moves: a share of those of the results, or bytes (chosen: means of
-#: columns are a smaller share of a table of many rows).
+#: Share of the bytes of the results that it may move more, and bytes that it may move more in any
+#: case (chosen: means of columns are a smaller share of a table of many rows).
 MOVED_SHARE, LEAST_MOVED = 0.01, 2**16
 
 
@@ -34,8 +34,8 @@ def cut_axes(plan: TilingPlan) -> dict[int, list[int]]:
 
     Returns
     -------
-    By the index of an output, labels of its node.  Arrays in a single chunk are left out, as they
-    have to be cut to be computed on several workers, and axes along which a result is not free.
+    By the index of an output, labels of its node.  Only arrays count whose first axis is in several
+    chunks, as that of a table, and axes along which a result is free.
     """
     if plan.tiled is None:
         return {}
@@ -49,8 +49,8 @@ def cut_axes(plan: TilingPlan) -> dict[int, list[int]]:
 
 
 def _whole_labels(node: Node) -> list[int]:
-    """Labels along which an array of several chunks is free, and in one chunk in the input."""
-    if all(len(sizes) == 1 for sizes in node.chunks):
+    """Labels along which a table is free, and in one chunk in the input."""
+    if not node.chunks or len(node.chunks[0]) == 1:
         return []
     return [
         axis.label
@@ -101,8 +101,7 @@ def costs_hardly_more(
     if limit is not None and max(plan.after.peak) > max(limit, *other.after.peak):
         return False  # a search exceeds a limit that is a default if it has to
     objective = Objective(settings, threads)
-    least = objective.cost(other.after)
-    if objective.cost(plan.after) - least > max(LEAST_COST, COST_SHARE * least):
+    if objective.cost(plan.after) > objective.cost(other.after) + MORE_COST:
         return False
     results = sum(plan.program.nodes[index].nbytes for index in plan.program.outputs)
     return plan.after.bytes - other.after.bytes <= max(LEAST_MOVED, MOVED_SHARE * results)

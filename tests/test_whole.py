@@ -100,11 +100,3 @@ def test_memory_limits(monkeypatch: pytest.MonkeyPatch, limit: int, given: bool)
         cut_otherwise(patch)
         decisions.forget()
         assert dasktile.optimize(columns).numblocks == cut
-
-
-@pytest.mark.parametrize("workers", [2, 4])
-def test_slices_of_tables(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    plan_for_workers(monkeypatch, workers)
-    table = da.from_array(np.ones((12_000, 100)), chunks=(1_000, 100))
-    for part in (table[:8_400], table[8_400:] * 2):
-        assert dasktile.optimize(part).numblocks[1] == 1

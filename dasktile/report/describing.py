@@ -248,9 +248,11 @@ def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chu
 
 def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
     """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
-    if plan.tiled is None or index in final:
+    if plan.tiled is None:
         return ()
     tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
+    if final.get(index, tiling.chunks) != tiling.chunks:
+        return ()
     held = tiling.held_at
     if not isinstance(held, Sharding) or len(held.dims) != len(tiling.chunks):
         return ()

@@ -94,3 +94,9 @@ def test_variables_whose_last_step_is_a_rechunk() -> None:
         dasktile.explain(doubled, workers=4, chunks={"t": 100}),
     ):
         assert explanation.nodes[-1].variables == ("a",)
+
+
+def test_tiles_of_results_have_workers() -> None:
+    data = xr.DataArray(da.from_array(np.ones((400, 60)), chunks=(50, 60)), dims=("t", "l"))
+    array, doubled = dasktile.explain(data * 2, workers=4).nodes
+    assert doubled.homes == array.homes != ()

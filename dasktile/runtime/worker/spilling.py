@@ -166,7 +166,7 @@ class Spilling(Guarded):
             self.store.close()
             return
         if self._original_data is not None and worker.data is self.store:
-            handover = Handover(self.store, self._original_data, self._size_of, self._is_crowded)
+            handover = Handover(self.store, self._original_data, self._size_of, self._crowding())
             storage.replace_data(worker, handover)
             self.store.forget_uses()
             try:
@@ -184,11 +184,18 @@ class Spilling(Guarded):
             return
         self.store.forget_uses()
 
-    def _is_crowded(self) -> bool:
-        """Whether the process has more memory than the worker's own monitor lets it have."""
+    def _crowding(self) -> Callable[[], bool]:
+        """A function: whether the process has more memory than the worker's monitor lets it have.
+
+        It never says so where other memory alone exceeds the limit: then no eviction helps.
+        """
         limits = storage.limits(self.worker)
-        most = self._limit(limits.spill, limits.target)
-        return most is not None and storage.process_memory(self.worker) > most
+        most, limit = self._limit(limits.spill, limits.target), self._limit(1)
+        other = storage.process_memory(self.worker) - self.store.used(self.store.host)
+        if most is None or limit is None or other >= limit:
+            return lambda: False
+        least = most
+        return lambda: storage.process_memory(self.worker) > least
 
     def _size_of(self, key: Any) -> int | None:
         """Bytes of a result, if they are known."""

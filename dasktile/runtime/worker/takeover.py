@@ -284,7 +284,10 @@ class Handover(MutableMapping[Any, Any]):
         memory of its process.
         """
         evict = getattr(self.target, "evict", None)
-        while evict is not None and self._is_crowded() and evict() > 0:
+        while evict is not None and self._is_crowded():
+            written = evict()
+            if not isinstance(written, int) or written <= 0:
+                return
             await asyncio.sleep(0)
 
     async def _move_one(self, key: Any) -> None:

@@ -72,7 +72,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
-        variables=variables_of(chosen.planned.plan.program, request.names, request.variables),
+        variables=_variables_of(chosen.planned.plan.program, request.names, request.variables),
     )
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
@@ -83,7 +83,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     return replace(explanation, refused=True) if chosen.refused else explanation
 
 
-def variables_of(
+def _variables_of(
     program: Program, names: Sequence[str], variables: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """The variables by the names of the arrays of a program.
@@ -125,7 +125,7 @@ def _explained_again(
         runs=(before, after),
         room=choice.room(request, returned.plan),
         unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
-        variables=variables_of(returned.plan.program, returned.names, request.variables),
+        variables=_variables_of(returned.plan.program, returned.names, request.variables),
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 

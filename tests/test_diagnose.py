@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -33,6 +34,18 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
     with Client(cluster) as client:
+        yield client
+
+
+@contextmanager
+def one_process(workers: int) -> Iterator[Client]:
+    """A client of workers that are in this process."""
+    with (
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 
@@ -206,12 +219,7 @@ def test_what_others_put_over_the_client_while_measuring_stays(client: Client) -
 
 
 def test_workers_that_left_are_counted() -> None:
-    with (
-        LocalCluster(
-            n_workers=8, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with one_process(8) as client:
         workers = list(client.scheduler_info(n_workers=-1)["workers"])
         with dasktile.diagnose(client, plans=False) as diagnosis:
             client.retire_workers(workers[:2])
@@ -220,12 +228,7 @@ def test_workers_that_left_are_counted() -> None:
 
 
 def test_workers_of_one_process_count_as_one() -> None:
-    with (
-        LocalCluster(
-            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with one_process(3) as client:
         explanation = dasktile.explain(gram(), workers=client)
         with dasktile.diagnose(client) as diagnosis:
             gram().compute()

@@ -449,9 +449,7 @@ def fused_tasks(task: Any) -> Mapping[Any, Any]:
     """The tasks that are fused into a task by key, inputs first; empty if there are none."""
     function = getattr(task, "func", None)
     # called for every task of all graphs
-    if function is not run_fused and function is not execute_subgraph:
-        return {}
-    if not task.args:
+    if (function is not run_fused and function is not execute_subgraph) or not task.args:
         return {}
     return task.args[0] if isinstance(task.args[0], Mapping) else {}
 

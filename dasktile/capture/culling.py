@@ -7,7 +7,7 @@ may have side effects, be slow, or fail.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from graphlib import TopologicalSorter
 from typing import Any
@@ -139,24 +139,16 @@ class _Pending:
     """Keys whose tasks have not been followed yet, by their heads."""
 
     def __init__(self, keys: Iterable[Any]) -> None:
-        self._by_head: dict[Any, set[Any]] = {}
+        self._by_head: defaultdict[Any, set[Any]] = defaultdict(set)
         self.add(keys)
 
     def add(self, keys: Iterable[Any]) -> None:
-        by_head, head, group = self._by_head, None, None
         for key in keys:
-            own = head_of(key)
-            if group is None or own != head:
-                head, group = own, by_head.setdefault(own, set())
-            group.add(key)
+            self._by_head[head_of(key)].add(key)
 
     def remove(self, keys: Iterable[Any]) -> None:
-        by_head, head, group = self._by_head, None, None
         for key in keys:
-            own = head_of(key)
-            if group is None or own != head:
-                head, group = own, by_head.get(own, set())
-            group.discard(key)
+            self._by_head[head_of(key)].discard(key)
 
     def of(self, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dasktile.ir import ALREADY_TILED
 from dasktile.report import html as page
-from dasktile.report.explanation import Explanation
+from dasktile.report.explanation import LARGE, Explanation
 from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
 from dasktile.report.page import save_report
 from dasktile.report.tables import text_table
@@ -29,10 +29,6 @@ _NO_RUN = "its run is not simulated"
 
 #: The prefix of the keys of tasks that join a result on one worker: see `joins_blocks`.
 _JOINS = "finalize-hlgfinalizecompute"
-
-#: Bytes of results from which the summary says that they were joined on a worker, as in `explain`:
-#: fewer are received in about the time of one task.
-_LARGE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +284,7 @@ class Diagnosis:
                 " read back"
             )
         joined = self.operations.get(_JOINS)
-        if joined is not None and joined.made >= _LARGE:
+        if joined is not None and joined.made >= LARGE:
             # the blocks that these tasks receive count under their own names
             results = f"{format_count(joined.tasks, 'result')} ({format_bytes(joined.made)})"
             lines.append(

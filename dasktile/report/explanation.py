@@ -33,8 +33,9 @@ _LOOSE = 100
 #: Bytes of the simulation over those of the model from which the summary says why they differ.
 _MORE_RECEIVED = 1.1
 
-#: Bytes of results from which the summary says where they are joined.
-_LARGE = 2**20
+#: Bytes of results from which reports say where they are joined: fewer are received in about the
+#: time of one task.
+LARGE = 2**20
 
 #: What the bytes of the first line are.
 _ON_BEST = " between workers with every task on its best worker"
@@ -552,7 +553,7 @@ class Explanation:
         lines += self._run()
         if self.peak_after is not None and self.results_after is not None:
             lines.append(self._memory(self.peak_after, self.results_after))
-        if self.joined >= _LARGE:
+        if self.joined >= LARGE:
             lines.append(
                 f"dask.compute joins a result of {format_bytes(self.joined)} on one worker,"
                 " dasktile.compute in the client"
@@ -643,7 +644,7 @@ class Explanation:
             line += f", workers {_instead('receive about', first, last, '')}"
             if format_bytes(first) != format_bytes(last):
                 line += " where Dask's scheduler places its own graph"
-            if last > _MORE_RECEIVED * max(self.bytes_predicted, _LARGE):
+            if last > _MORE_RECEIVED * max(self.bytes_predicted, LARGE):
                 line += (
                     "; that is more than the first line counts, as parts of an array that a worker"
                     " reads in tiles of two shapes are sent for each of them"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import dasktile
 
@@ -82,6 +84,14 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-chunks", action="store_true", help="give the results the chunks of the input"
     )
     explain.add_argument(
+        "--chunks",
+        metavar="SIZES",
+        type=_chunks,
+        help='give the results these chunks: a size for all axes, as 1000, "auto" or "100 MiB"; one'
+        " for each axis, as 1000,-1 (--chunks=-1,1000 if it begins with a minus); or those of some"
+        " axes by number or dimension, as 0=1000 or time=-1,lat=90",
+    )
+    explain.add_argument(
         "--largest",
         metavar="N",
         type=int,
@@ -107,6 +117,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _chunks(text: str) -> Any:
+    """The value of ``--chunks``, as ``dasktile.explain(chunks=)`` takes it."""
+    if text.lstrip()[:1] in ("(", "[", "{"):
+        try:
+            return ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            raise argparse.ArgumentTypeError(f"{text!r} is no Python literal") from None
+    parts = [part.strip() for part in text.split(",")]
+    named = [part.partition("=") for part in parts]
+    if all(sign for _, sign, _ in named):
+        return {_size(name.strip()): _size(size.strip()) for name, _, size in named}
+    if not all(parts) or any(sign for _, sign, _ in named):
+        raise argparse.ArgumentTypeError(
+            "give one size, such as 1000, auto or '100 MiB', one for each axis, such as 1000,-1,"
+            f" or all of them with an axis, such as time=-1,lat=90; got {text!r}"
+        )
+    sizes = tuple(map(_size, parts))
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+def _size(text: str) -> int | str | None:
+    """A number, None, or a name or size in words."""
+    try:
+        return None if text == "None" else int(text)
+    except ValueError:
+        return text
+
+
 # Each command imports what it needs: --help must not need the packages of the demo.
 
 
@@ -129,6 +167,8 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.workers is not None and options.scheduler is not None:
         parser.error("--workers and --scheduler exclude each other")
+    if options.chunks is not None and options.keep_chunks:
+        parser.error("--chunks and --keep-chunks exclude each other")
     if options.largest is not None and options.largest < 1:
         parser.error(f"--largest must be an integer >= 1; got {options.largest}")
 
@@ -142,6 +182,7 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             scheduler=options.scheduler,
             memory_limit=options.memory_limit,
             keep_chunks=options.keep_chunks,
+            chunks=options.chunks,
         )
         if not explanation.nodes:
             raise TypeError(f"{options.source} has no dask arrays to tile")
@@ -177,7 +218,9 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
 
 def _failed(parser: argparse.ArgumentParser, command: str, error: Exception) -> int:
     """Say in one line why a command failed, and return its exit status."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    # errors of Dask about chunks have a note that names the argument
+    lines = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
+    text = " ".join("; ".join(lines).split())
     print(f"{parser.prog} {command}: error: {text}", file=sys.stderr)
     return 2
 

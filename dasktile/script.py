@@ -31,6 +31,7 @@ def explain_source(
     scheduler: str | None = None,
     memory_limit: str | None = None,
     keep_chunks: bool = False,
+    chunks: Any = None,
 ) -> Explanation:
     """Explain an expression of a script.
 
@@ -39,7 +40,7 @@ def explain_source(
     source
         ``"script.py:expression"`` or ``"package.module:expression"``; the expression is Python, of
         the names that the script or module defines.
-    method, workers, memory_limit, keep_chunks
+    method, workers, memory_limit, keep_chunks, chunks
         As for :func:`dasktile.explain`.
     scheduler
         Address of a cluster to plan for.
@@ -64,6 +65,7 @@ def explain_source(
             workers=target,
             memory_limit=memory_limit,
             keep_chunks=keep_chunks,
+            chunks=chunks,
         )
 
 

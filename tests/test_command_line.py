@@ -82,6 +82,75 @@ def test_a_plan_for_one_worker_by_default_says_so(
     assert json.loads(capsys.readouterr().out)["workers"] == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "chunks"),
+    [
+        ("150", 150),
+        ("auto", "auto"),
+        ("100 KiB", "100 KiB"),
+        ("100,-1", (100, -1)),
+        ("-1,100", (-1, 100)),
+        ("None, auto", (None, "auto")),
+        ("1=-1", {1: -1}),
+        ("0=100, 1=100 KiB", {0: 100, 1: "100 KiB"}),
+        ("(100, (200, 100))", (100, (200, 100))),
+    ],
+)
+def test_results_in_given_chunks(
+    given: str, chunks: object, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"{script}:gram", "--workers", "4", f"--chunks={given}"]
+    assert main(["explain", *arguments, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    gram = evaluated(f"{script}:gram")
+    capsys.readouterr()
+    expected = json.dumps(dasktile.explain(gram, workers=4, chunks=chunks).to_dict()["nodes"])
+    assert shown["in_chunks"] and shown["nodes"] == json.loads(expected)
+
+
+def test_results_in_chunks_by_dimension(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("xarray")
+    path = tmp_path / "dataset.py"
+    path.write_text(
+        "import dask.array as da\nimport xarray as xr\n"
+        "x = xr.DataArray(da.ones((40, 30), chunks=(10, 30)), dims=('time', 'lat')) + 1\n"
+    )
+    arguments = ["--workers", "2", "--chunks", "time=-1,lat=6", "--json"]
+    assert main(["explain", f"{path}:x", *arguments]) == 0
+    last = json.loads(capsys.readouterr().out)["nodes"][-1]
+    assert last["chunks_after"] == [[40], [6] * 5]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("100,1=5", "or all of them with an axis"),
+        ("100,", "one for each axis"),
+        ("(100", "no Python literal"),
+        ("2=5", "out of bounds for array of dimension 2; chunks={2: 5} of dasktile: give a size"),
+        ("-2", "must have sizes of at least 1"),
+        ("some", "chunks='some' of dasktile"),
+    ],
+)
+def test_wrong_chunks_are_one_line(
+    given: str, message: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["explain", f"{script}:gram", f"--chunks={given}"])
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    assert status == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_chunks_and_keep_chunks_exclude_each_other(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", f"{script}:gram", "--chunks", "100", "--keep-chunks"])
+    assert "--chunks and --keep-chunks exclude each other" in capsys.readouterr().err
+
+
 def test_explanation_as_page(script: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     assert main(["explain", f"{script}:gram", "--workers", "4", "--html", str(page)]) == 0

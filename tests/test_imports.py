@@ -29,6 +29,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
     "tiling.calibration": ({"report.formatting"}, set()),
+    "tiling.growth": ({"ir", "report.formatting", "tiling.local"}, set()),
+    "tiling.local": ({"ir", "report.formatting", "tiling"}, {"numpy"}),
     "capture": (
         {
             "_compat.dask",
@@ -43,6 +45,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "schedule.compiled": (set(), {"numba", "numpy"}),
+    "schedule.taskgraph": ({"report.formatting", "schedule.lists"}, {"numpy"}),
     "lower": (
         {
             "_compat.dask",
@@ -463,6 +466,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.worker.copies": (
         {
             "_compat.distributed",
+            "report.formatting",
             "runtime.engine",
             "runtime.settings",
             "runtime.tiers",

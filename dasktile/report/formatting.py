@@ -23,6 +23,31 @@ def format_bytes(count: float) -> str:
     return f"{size:.{digits}f} {unit}"
 
 
+def format_limit(limit: int) -> str:
+    """A limit in the unit in which it is a short number: ``100 MiB``, ``100 MB (95.4 MiB)``.
+
+    This is mostly what the user gave.  Other limits are rounded.
+    """
+    binary = _short(limit, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    if binary:
+        return binary
+    decimal = _short(limit, 1000, ("B", "kB", "MB", "GB", "TB"))
+    return f"{decimal} ({format_bytes(limit)})" if decimal else format_bytes(limit)
+
+
+def _short(size: int, base: int, units: Sequence[str]) -> str:
+    """Bytes as a number below the base, of four digits at most; empty if they are no such one."""
+    place = min(int(math.log(max(size, 1), base) + 1e-9), len(units) - 1)
+    number = f"{size / base**place:.4g}"
+    return f"{number} {units[place]}" if float(number) * base**place == size else ""
+
+
+def format_excess(need: int, limit: int) -> str:
+    """Bytes that are more than a limit: in full, if they are the limit when rounded."""
+    text = format_bytes(need)
+    return text if text != format_bytes(limit) else f"{need:,} bytes ({need - limit:,} more)"
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds with a unit and two digits: ``12 ms``, ``3.4 s``, ``25 min``."""
     units = (("ms", 1e-3, 0.995), ("s", 1.0, 99.5), ("min", 60.0, 5970.0), ("h", 3600.0, math.inf))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dasktile.report.formatting import format_bytes, format_excess, format_limit
 from dasktile.schedule.lists import Bools, Floats, Ints, RaggedArray, topological
 
 __all__ = [
@@ -109,7 +110,7 @@ class TaskGraph:
     def __repr__(self) -> str:
         return (
             f"TaskGraph({len(self)} operations, {self.data_count} data, "
-            f"{int(self.size.sum())} bytes, {float(self.time.sum()):.6g} s)"
+            f"{format_bytes(int(self.size.sum()))}, {float(self.time.sum()):.6g} s)"
         )
 
     def op_name(self, op: int) -> str:
@@ -141,8 +142,8 @@ class TaskGraph:
         if len(needs) and int(needs.max()) > limit:
             op = int(needs.argmax())
             raise ValueError(
-                f"memory_limit is {limit} bytes, but {self.op_name(op)} alone reads and writes "
-                f"{int(needs[op])} bytes, which must be in memory together"
+                f"memory_limit is {format_limit(limit)}, but {self.op_name(op)} alone reads and"
+                f" writes {format_excess(int(needs[op]), limit)}, which must be in memory together"
             )
 
     def check_order(self, order: npt.ArrayLike) -> Ints:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dasktile.ir import AxisMap, Kind, Node, Program, Role
+from dasktile.report.formatting import format_limit
 from dasktile.tiling.local import MemoryLimitError
 
 #: Tasks of a plan up to which no memory limit is refused (chosen: they take some seconds).
@@ -59,8 +60,8 @@ class TooManyTasksError(MemoryLimitError):
         least = "at least " if self.is_bound else ""
         larger = f", such as {self.larger}" if self.larger else ""
         return (
-            f"memory_limit of {self.limit:,} bytes makes {least}{self.tasks:,} tasks instead of"
-            f" {self.before:,}, and at most {most_tasks(self.before, self.allowed):,.0f} are"
+            f"memory_limit of {format_limit(self.limit)} makes {least}{self.tasks:,} tasks instead"
+            f" of {self.before:,}, and at most {most_tasks(self.before, self.allowed):,.0f} are"
             f" allowed. Give a larger limit{larger}, or allow more than {self.allowed:g} tasks for"
             " each of the input's by the setting dasktile.tiling.many-tasks"
         )

@@ -32,6 +32,7 @@ from dasktile.ir import (
     Where,
     bounds,
 )
+from dasktile.report.formatting import format_excess, format_limit
 from dasktile.tiling.candidates import Space, array_labels
 from dasktile.tiling.conversion import conversion_of, conversion_tables
 from dasktile.tiling.grid import Grid, sizes, split
@@ -373,8 +374,9 @@ class Splitter:
                     if node.pinned or node.stored is not None:
                         break
                     raise MemoryLimitError(
-                        f"memory_limit of {self.memory_limit:,} bytes is below one tile: {node.op} "
-                        f"of shape {node.shape} needs {need:,} bytes for its smallest tiles"
+                        f"memory_limit of {format_limit(self.memory_limit)} is below one tile:"
+                        f" {node.op} of shape {node.shape} needs"
+                        f" {format_excess(need, self.memory_limit)} for its smallest tiles"
                     )
                 self.fine[choice.classes[widest]] *= 2
 

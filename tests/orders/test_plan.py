@@ -383,7 +383,7 @@ def test_searches_are_reproducible_and_no_worse(monkeypatch: pytest.MonkeyPatch)
         ({"memory_limit": 10**6, "search_seconds": "1"}, TypeError, "search_seconds.*type str"),
         ({"memory_limit": 10**6, "seed": "a"}, TypeError, "seed must be a number; got 'a'"),
         ({"memory_limit": 10**6, "workers": 0}, ValueError, "workers must be.*got 0"),
-        ({"memory_limit": TILE}, ValueError, "memory_limit is 28800 bytes, but operation"),
+        ({"memory_limit": TILE}, ValueError, r"memory_limit is 28.8 kB \(28.1 KiB\), but"),
     ],
 )
 def test_invalid_arguments_are_refused(

@@ -172,7 +172,7 @@ def test_plans_do_not_depend_on_names() -> None:
 
 def test_invalid_arguments_are_refused() -> None:
     graph = figure_41()
-    with pytest.raises(ValueError, match="memory_limit is 3 bytes, but operation 'Conv2' alone"):
+    with pytest.raises(ValueError, match="memory_limit is 3 B, but operation 'Conv2' alone"):
         plan(graph, 3)
     with pytest.raises(ValueError, match="before operation 'Data', which must run first"):
         plan(graph, 10, given={"mine": [1, 0, 2, 3, 4, 5]})

@@ -391,7 +391,7 @@ def test_a_store_swaps_nothing_out_if_there_is_room() -> None:
     store = rehearse(graph, np.arange(len(graph)), 10**6, UNIT)
     assert store.swap_out_bytes == 0
     assert store.swap_in_bytes == int(graph.size[graph.present].sum())
-    with pytest.raises(ValueError, match="memory_limit is 10 bytes"):
+    with pytest.raises(ValueError, match="memory_limit is 10 B,"):
         rehearse(graph, np.arange(len(graph)), 10)
 
 

@@ -38,7 +38,7 @@ def test_the_arrays_of_a_graph() -> None:
     assert graph.kept.tolist() == [True, False, True, False]
     assert graph.working_sets().tolist() == [40, 180, 280, 200]
     assert graph.working_set(2) == 280
-    assert repr(graph) == "TaskGraph(4 operations, 4 data, 280 bytes, 6.5 s)"
+    assert repr(graph) == "TaskGraph(4 operations, 4 data, 280 B, 6.5 s)"
 
 
 def test_an_update_runs_after_the_readers_of_the_old_values() -> None:
@@ -124,7 +124,7 @@ def test_a_builder_refuses_duplicate_and_unknown_data() -> None:
 def test_a_memory_limit_below_one_working_set_is_refused() -> None:
     graph = step()
     graph.check_limit(280)
-    with pytest.raises(ValueError, match="memory_limit is 279 bytes, but operation 'back' alone"):
+    with pytest.raises(ValueError, match="memory_limit is 279 B, but operation 'back' alone"):
         graph.check_limit(279)
 
 

@@ -357,7 +357,7 @@ def test_memory_limit_is_kept_by_every_task():
 
 
 def test_memory_limit_below_one_tile_is_an_error_that_names_the_operation():
-    with pytest.raises(ValueError, match=r"memory_limit of 10 bytes is below one tile: .*matmul"):
+    with pytest.raises(ValueError, match=r"memory_limit of 10 B is below one tile: .*matmul"):
         tile(chain(False, size=80, chunk=20), workers=4, memory_limit=10)
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dasktile._compat.distributed import storage
+from dasktile.report.formatting import format_bytes
 from dasktile.runtime.engine import Engine, Pool, Variable, inline
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Held, Tier
@@ -362,7 +363,9 @@ class TileCopies:
             return True
         self._copying.tries = 0
         logger.warning(
-            "%s has no room for %d bytes, and no tile can be evicted", self._names[0], size
+            "%s has no room for %s, and no tile can be evicted",
+            self._names[0],
+            format_bytes(size),
         )
         return False
 

@@ -506,6 +506,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.worker.spilling": (
         {
             "_compat.distributed",
+            "report.formatting",
             "runtime.failures",
             "runtime.nextuse",
             "runtime.settings",

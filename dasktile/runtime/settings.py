@@ -67,6 +67,8 @@ class RuntimeSettings:
     budget_step
         Smallest change of the budget of results, as a share of the target, that is applied.
         Smaller ones would only move tiles back and forth.
+    scarce_budget
+        Share of the target; if the budget of results stays below it, the log says so.
     monitor_interval
         Seconds between two measurements of the process where distributed does not measure.
     small_bytes
@@ -100,6 +102,7 @@ class RuntimeSettings:
     reading_threshold: float = 0.005
     max_kinds: int = 1000
     budget_step: float = 0.01
+    scarce_budget: float = 0.05
     monitor_interval: float = 0.1
     small_bytes: int = 1024
     max_parts: int = 256

@@ -22,6 +22,16 @@ class Budget:
     def __init__(self, window: int = 20) -> None:
         self._others: deque[int] = deque(maxlen=window)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many samples as count."""
+        return len(self._others) == self._others.maxlen
+
+    @property
+    def other(self) -> int:
+        """Bytes of the process besides results."""
+        return min(self._others, default=0)
+
     def sample(self, process: int, results: int) -> None:
         """Add a sample of the current memory.
 
@@ -42,4 +52,4 @@ class Budget:
         target
             Most bytes that the whole process should use.
         """
-        return max(0, target - min(self._others, default=0))
+        return max(0, target - self.other)

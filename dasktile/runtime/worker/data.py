@@ -165,7 +165,8 @@ def worker_data(
     Parameters
     ----------
     memory_limit
-        Memory of each worker, in bytes or as ``"2 GiB"``.  By default that of the machine, until
+        Memory of each worker, in bytes or as ``"2 GiB"``: that of its whole process, which takes
+        some 150 MiB without any result.  By default that of the machine, until
         :func:`dasktile.enable` reads the limit of the worker.
     device_memory_limit
         GPU memory that results may take, in bytes, as ``"10 GiB"``, or a share of the GPU's memory

@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Iterable, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from dask.utils import format_bytes, key_split
+from dask.utils import key_split
 from distributed import Status, Worker
 from tornado.ioloop import PeriodicCallback
 
 from dasktile._compat.distributed import execution, states, storage
 from dasktile._compat.distributed.overrides import Override, uninstall
+from dasktile.report.formatting import format_bytes, format_limit
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
@@ -105,6 +106,8 @@ class Spilling(Guarded):
         self._reads_for_peers = 0
         #: Whether distributed's memory monitor has requested an eviction that has not ended.
         self._evicting = False
+        #: Whether the log says that results have hardly any memory.
+        self._is_scarce = False
         #: By key, how often a result was removed because it could not be read back.
         self._losses: dict[Any, int] = {}
         #: By key of a task that is to be scheduled again: its inputs that cannot be read back.
@@ -222,7 +225,10 @@ class Spilling(Guarded):
                 self.budget.sample(storage.process_memory(self.worker), results)
                 # half way to the monitor's threshold: the rest is for temporary memory of tasks
                 spill = self._limit(limits.spill) or target
-                budget = min(target, self.budget.available((target + max(target, spill)) // 2))
+                most = (target + max(target, spill)) // 2
+                budget = min(target, self.budget.available(most))
+                if self.budget.is_full and budget < self.settings.scarce_budget * target:
+                    self._warn_of_scarcity(target, most, budget)
             if self._evicting and store.evicting(store.host):
                 # a larger budget would cancel the eviction
                 return
@@ -232,6 +238,39 @@ class Spilling(Guarded):
                 store.resize(store.host, budget)
         except Exception:
             self._count_error("update the budget of results")
+
+    def _warn_of_scarcity(self, target: int, most: int, budget: int) -> None:
+        """Log once that results have hardly any memory.
+
+        Parameters
+        ----------
+        target, most
+            Bytes that results, and that the process may take.
+        budget
+            Bytes that results may take now.
+        """
+        limit = self._limit(1)
+        if self._is_scarce or limit is None:
+            return
+        self._is_scarce = True
+        source = "of the worker"
+        if limit == self.limit:
+            source = "given to dasktile.enable"
+        elif limit == self.store.limit:
+            source = "given to dasktile.worker_data"
+        other = self.budget.other
+        # results may take at most `target`, and so much that the process stays at `most`
+        ample = limit * max(other / target, 2 * other / most)
+        logger.warning(
+            "Nearly all results of this worker are written to disk: of the memory limit of %s,"
+            " %s, they may take %s in memory, because its process takes %s besides them. With about"
+            " %s, they may take as much memory as the rest of the process.",
+            format_limit(limit),
+            source,
+            format_bytes(budget),
+            format_bytes(other),
+            format_bytes(ample),
+        )
 
     def _evict_excess(self) -> None:
         """Start to evict results until the process is at its target; does not wait."""

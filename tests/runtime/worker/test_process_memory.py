@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ SLACK = 5
 
 
 @contextmanager
-def worker_process(**memory: Any) -> Iterator[Client]:
+def worker_process(data: Any = None, **memory: Any) -> Iterator[Client]:
     """A cluster with one worker in a process, with thresholds of distributed's memory manager."""
     settings = {"pause": False, "terminate": False, "monitor-interval": "20ms", **memory}
     with (
@@ -36,11 +37,18 @@ def worker_process(**memory: Any) -> Iterator[Client]:
             processes=True,
             dashboard_address=None,
             memory_limit=MEMORY,
+            data=data,
         ) as cluster,
         Client(cluster) as client,
     ):
         dasktile.enable(client)
         yield client
+
+
+def scarcity(client: Client) -> list[str]:
+    """What the log of the worker says of too little memory for results."""
+    [records] = client.get_worker_logs().values()
+    return [text for _, text in records if "Nearly all results" in text]
 
 
 def process_memory(dask_worker: Worker) -> int:
@@ -134,3 +142,17 @@ def test_memory_of_the_process_that_is_no_result_reduces_the_budget() -> None:
         assert in_memory >= stay - SLACK
         assert on_worker(client, process_memory) < MEMORY * high
         check_values(client, tiles)
+        assert not scarcity(client)
+
+
+def test_the_log_says_once_that_results_have_no_memory() -> None:
+    with worker_process(dasktile.worker_data("40 MiB")) as client:
+        poll(lambda: bool(scarcity(client)))
+        tiles = client.map(tile, range(SLACK), pure=False)
+        wait(tiles, timeout=LIMIT)
+        poll(lambda: on_worker(client, counts)[:2] == (0, SLACK))
+        check_values(client, tiles)
+        [message] = scarcity(client)
+    assert "memory limit of 40 MiB, given to dasktile.worker_data, they may take 0 B" in message
+    other, ample = re.findall(r"(?:takes|about) (\d+) MiB", message)
+    assert int(ample) > 2 * int(other) > 80

@@ -158,7 +158,8 @@ def explain(
     The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the
     plan, as count and largest size (``=`` if both are the same); and the bytes moved for the
     operation *before*, with the chunks, and *after*, with the tiles.  *from* are the rows of its
-    inputs.  For xarray objects, the name of a *variable* is below the operation that makes it.
+    inputs.  For xarray objects, the name of a *variable* is below the operation that makes it;
+    ``2nd tas`` is that of the second object, where several have variables of that name.
     Below the table are the arrays that keep their chunks, with reasons.
 
     Parameters

@@ -41,7 +41,7 @@ class Request:
     above
         Names of layers that are not part of the arrays' own graph but may read them.
     groups, variables
-        As in :class:`~dasktile.collections.unpack.Holders`.
+        As :class:`~dasktile.collections.unpack.Holders` has them.
     """
 
     graph: HighLevelGraph

@@ -101,8 +101,9 @@ class Holders:
         True if there are arrays of Dask's own array expressions, which are not supported.
     groups
         Arrays of one xarray object, which must have the same chunks along each shared dimension.
-    variables
-        By the name of an array, the names of the variables of xarray objects that have it.
+    titles
+        The names of variables of xarray objects, with the number of the object, from 1, and the
+        name of the array.
     expressions
         The arrays of the package ``dask_array``.
     failed
@@ -117,11 +118,34 @@ class Holders:
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
     groups: list[tuple[Member, ...]] = field(default_factory=list)
-    variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    titles: list[tuple[str, int, str]] = field(default_factory=list)
     expressions: ExpressionArrays = field(default_factory=ExpressionArrays)
     failed: list[Exception] = field(default_factory=list)
+    _objects: int = 0
 
-    def open(self, value: Any, path: str = "") -> Rebuild:
+    @property
+    def variables(self) -> dict[str, tuple[str, ...]]:
+        """By the name of an array, the names of the variables of xarray objects that have it.
+
+        Where other objects have variables of that name with other arrays, the position of the
+        object comes first, as in ``2nd tas``.
+        """
+        arrays: dict[str, set[str]] = {}
+        for title, _, name in self.titles:
+            arrays.setdefault(title, set()).add(name)
+        numbers: dict[str, set[int]] = {}
+        for title, number, _ in self.titles:
+            numbers.setdefault(title, set()).add(number)
+        # in front, as reports shorten long names at their ends
+        variables: dict[str, dict[str, None]] = {}
+        for title, number, name in self.titles:
+            is_shared = len(arrays[title]) > 1 and len(numbers[title]) > 1
+            shown = f"{_ordinal(number)} {title}" if is_shared else title
+            # the same array may be a variable of several objects
+            variables.setdefault(name, {})[shown] = None
+        return {name: tuple(titles) for name, titles in variables.items()}
+
+    def open(self, value: Any, path: str | None = None) -> Rebuild:
         """Record the arrays in a value; returns a function that rebuilds the value.
 
         Parameters
@@ -129,7 +153,8 @@ class Holders:
         value
             The value.
         path
-            Of a dataset that is a node of a tree; the names of its variables begin with it.
+            Of a dataset that is a node of a tree; the names of its variables begin with it.  None
+            for other values.
         """
         if type(value) is Array:
             return self._array(value)
@@ -149,8 +174,11 @@ class Holders:
         if is_expression(value):
             self.unsupported = True
         elif is_xarray(value):
-            return self._xarray(value, path)
+            if path is None:
+                self._objects += 1
+            return self._xarray(value, path or "")
         elif is_tree(value):
+            self._objects += 1
             datasets = datasets_of(value)
             return self._sequence(
                 list(datasets.values()),
@@ -202,10 +230,10 @@ class Holders:
         items: Sequence[Any],
         build: Callable[[Iterable[Any]], Any],
         whole: Any = None,
-        paths: Sequence[str] = (),
+        paths: Sequence[str | None] = (),
     ) -> Rebuild:
         whole = items if whole is None else whole
-        paths = paths or [""] * len(items)
+        paths = paths or [None] * len(items)
         rebuilds = [self.open(item, path) for item, path in zip(items, paths, strict=True)]
 
         def sequence(new: Rewritten) -> Any:
@@ -256,9 +284,7 @@ class Holders:
         for title, variable in variables.items():
             name = self._recorded_name(variable._data)
             if name is not None:
-                # the same array may be a variable of several objects
-                titles = dict.fromkeys((*self.variables.get(name, ()), title))
-                self.variables[name] = tuple(titles)
+                self.titles.append((title, self._objects, name))
 
     def _recorded_name(self, data: Any) -> str | None:
         """The name under which an array is recorded, None if it is not."""
@@ -308,6 +334,12 @@ class Holders:
             return build(splice(graph, ends, top), *arguments)
 
         return rebuild
+
+
+def _ordinal(number: int) -> str:
+    """``1st``, ``2nd``, ``3rd``, ``4th``, ``11th``, ``21st``."""
+    last = 0 if number % 100 in (11, 12, 13) else number % 10
+    return str(number) + {1: "st", 2: "nd", 3: "rd"}.get(last, "th")
 
 
 def _changed(

@@ -116,7 +116,8 @@ class NodeReport:
         ``dasktile.metrics`` has them; empty where that graph was not written.
     variables
         Names of the variables of the explained xarray objects that have this array; those of a
-        tree begin with the path of their node.
+        tree begin with the path of their node, and those that several objects have with the
+        position of their object, as in ``2nd tas``.
     """
 
     name: str

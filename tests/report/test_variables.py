@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dasktile
+from dasktile.collections.unpack import _ordinal
 
 xr = pytest.importorskip("xarray")
 
@@ -66,6 +67,40 @@ def test_variables_of_other_objects() -> None:
     some = data.tas.data[data.tas.data[:, 0] > 0]
     unknown = xr.Dataset({"some": (("kept", "place"), some)})
     assert "some" in variables(dasktile.explain(unknown, workers=4))
+
+
+def test_variables_of_several_objects_with_the_same_names() -> None:
+    first, second = dataset(), dataset() * 2
+    second["only"] = second.pr + 1
+    expected = {"1st tas": "array", "1st pr": "array", "2nd tas": "mul", "2nd pr": "mul"}
+    expected |= {"only": "add"}
+    assert variables(dasktile.explain(first, second, workers=4)) == expected
+    assert variables(dasktile.explain({"a": first}, [0, second], workers=4)) == expected
+    text = str(dasktile.explain(first, second, workers=4))
+    assert "1st tas" in text and "2nd tas" in text
+    # one array in two objects has one name
+    pair = dasktile.explain(first, first.rename(pr="rain"), workers=4)
+    assert {node.variables for node in pair.nodes} == {("tas",), ("pr", "rain")}
+    mixed = dasktile.explain(first.tas, first, second.tas, workers=4)
+    assert {node.variables for node in mixed.nodes} >= {("1st tas", "2nd tas"), ("3rd tas",)}
+
+
+@pytest.mark.skipif(not hasattr(xr, "DataTree"), reason="this release of xarray has no trees")
+def test_a_tree_is_one_object() -> None:
+    data = dataset()
+    tree = xr.DataTree.from_dict({"/": data[["tas"]], "/daily": data[["tas", "pr"]] + 1})
+    shown = variables(dasktile.explain(tree, data + 2, workers=4))
+    assert shown == {"1st tas": "array", "daily/tas": "add", "daily/pr": "add"} | {
+        "2nd tas": "add",
+        "pr": "add",
+    }
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")]
+)
+def test_ordinals(number: int, text: str) -> None:
+    assert _ordinal(number) == text
 
 
 def test_variables_of_what_optimize_returned() -> None:

@@ -71,12 +71,15 @@ def optimize(
         string such as ``"2 GiB"``.  By default a share of the client's workers' memory.
     keep_chunks
         Give the results the chunks of the input.  By default they have the cheapest
-        chunks; those of xarray objects are chosen so that the object can be stored.
+        chunks; those of xarray objects are chosen so that the object can be stored.  Where the
+        variables of an object have different chunks along a dimension (xarray says *inconsistent
+        chunks*), they may still have after it; ``chunks={"time": 100}`` makes them equal.
     chunks
         None, the default: the results have the chunks that `keep_chunks` describes.  Otherwise give
         the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
         by axis, ``"auto"``, or bytes such as ``"100 MiB"``.  For xarray objects as their method
-        ``chunk`` takes them; variables in memory stay there.  The plan makes them on the workers
+        ``chunk`` takes them; variables in memory stay there, and ``"auto"`` and bytes are those of
+        the largest variable.  The plan makes them on the workers
         that have the tiles, and counts the bytes that this moves.
 
     Returns

@@ -14,12 +14,15 @@ from dasktile.capture.base import ArrayInfo
 from dasktile.cluster.target import Machine
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member
-from dasktile.ir import Chunks, TiledProgram
+from dasktile.ir import Chunks
 from dasktile.tiling.plan import TilingPlan
 
 #: Arrays that must have the same chunks along each shared dimension.
 Group = tuple[Member, ...]
 Groups = tuple[Group, ...]
+
+#: The place of an array in the request, and the number of one of its axes.
+_Axis = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,51 +80,75 @@ class Request:
         )
 
     def final_chunks(self, plan: TilingPlan) -> list[Chunks | None]:
-        """For every array, the chunks of its result; None for those of its tiles."""
+        """For every array, the chunks of its result; None for those of its tiles.
+
+        The arrays of an xarray object get the same chunks along each dimension along which they
+        have the same chunks already.  These are the chunks of an array that keeps its chunks, else
+        of the largest array, changed so that the object can be stored.
+        """
         final = [array.chunks if array.name in self.kept else None for array in self.arrays]
-        if plan.tiled is not None:
-            for group in self.groups:
-                self._agree_on_chunks(plan.tiled, group, final)
+        if plan.tiled is None:
+            return final
+        tiled = plan.tiled
+
+        def made(axis: _Axis) -> tuple[int, ...]:
+            place, number = axis
+            chunks = final[place] or tiled.tilings[tiled.program.outputs[place]].chunks
+            return chunks[number]
+
+        agreed: dict[_Axis, tuple[int, ...]] = {}
+        for axes, encoded in self._shared_axes():
+            # arrays that keep their chunks first, then the largest
+            first = min(
+                axes,
+                key=lambda axis: (
+                    final[axis[0]] is None,
+                    -math.prod(self.arrays[axis[0]].shape),
+                    axis,
+                ),
+            )
+            chunks = made(first)
+            if final[first[0]] is None:
+                chunks = storable(chunks, self.arrays[first[0]].chunks[first[1]], encoded)
+            agreed.update(dict.fromkeys(axes, chunks))
+        for place in {place for place, _ in agreed}:
+            axes_of = range(len(self.arrays[place].shape))
+            final[place] = final[place] or tuple(agreed[place, axis] for axis in axes_of)
         return final
 
-    def _agree_on_chunks(
-        self, tiled: TiledProgram, group: Group, final: list[Chunks | None]
-    ) -> None:
-        """Give the arrays of an xarray object the same chunks along each dimension.
+    def _shared_axes(self) -> list[tuple[list[_Axis], set[int]]]:
+        """Axes that must have the same chunks, and the chunk sizes in encodings of their variables.
 
-        These are the chunks of an array that keeps its chunks, else of the largest array, changed
-        so that the object can be stored.  An object with inconsistent chunks may stay so.
+        An array may be in several objects, so that these agree with each other, too.
         """
         places = {array.name: place for place, array in enumerate(self.arrays)}
-        members = [(places[member.name], member) for member in group if member.name in places]
-        # arrays that keep their chunks first, then the largest
-        members.sort(
-            key=lambda item: (
-                final[item[0]] is None,
-                -math.prod(self.arrays[item[0]].shape),
-                item[0],
-            )
-        )
-        before: dict[Hashable, tuple[int, ...]] = {}
-        after: dict[Hashable, tuple[int, ...]] = {}
-        kept: set[Hashable] = set()
-        encoded: dict[Hashable, set[int]] = {}
-        for place, member in members:
-            node = tiled.program.outputs[place]
-            chunks = final[place] or tiled.tilings[node].chunks
-            for axis, dim in enumerate(member.dims):
-                own = self.arrays[place].chunks[axis]
-                if before.setdefault(dim, own) != own:
-                    if len(group) > 1:
-                        for single in group:
-                            self._agree_on_chunks(tiled, (single,), final)
-                    return
-                after.setdefault(dim, chunks[axis])
-                if final[place]:
-                    kept.add(dim)
-                if member.encoded:
-                    encoded.setdefault(dim, set()).add(member.encoded[axis])
-        for dim in after.keys() - kept:
-            after[dim] = storable(after[dim], before[dim], encoded.get(dim, ()))
-        for place, member in members:
-            final[place] = final[place] or tuple(after[dim] for dim in member.dims)
+        #: For every axis, another one of its set, or the axis itself.
+        parent: dict[_Axis, _Axis] = {}
+        encoded: dict[_Axis, set[int]] = {}
+
+        def root(axis: _Axis) -> _Axis:
+            while parent[axis] != axis:
+                axis = parent[axis]
+            return axis
+
+        for group in self.groups:
+            axes: dict[Hashable, list[_Axis]] = {}
+            for member in group:
+                if member.name not in places:
+                    continue
+                for number, dim in enumerate(member.dims):
+                    axis = places[member.name], number
+                    parent.setdefault(axis, axis)
+                    axes.setdefault(dim, []).append(axis)
+                    if member.encoded:
+                        encoded.setdefault(axis, set()).add(member.encoded[number])
+            for same in axes.values():
+                if len({self.arrays[place].chunks[number] for place, number in same}) == 1:
+                    for axis in same:
+                        parent[root(axis)] = root(same[0])
+        sets: dict[_Axis, list[_Axis]] = {}
+        for axis in parent:
+            sets.setdefault(root(axis), []).append(axis)
+        return [
+            (axes, set().union(*(encoded.get(axis, ()) for axis in axes))) for axes in sets.values()
+        ]

@@ -789,6 +789,71 @@ def test_variables_in_memory_stay_there_with_chunks() -> None:
     )
 
 
+def _anomalies(dim: str) -> Any:
+    xarray = pytest.importorskip("xarray")
+    values = da.from_array(np.arange(240_000.0).reshape(400, 600), chunks=(50, 60))
+    array = xarray.DataArray(values, dims=("t", "x"))
+    return array - array.mean(dim)
+
+
+def test_objects_that_share_arrays_agree_on_chunks() -> None:
+    xarray = pytest.importorskip("xarray")
+    a, b = _anomalies("t"), _anomalies("x")
+    c, d = (a * 2).rename(t="x", x="y"), (b + 1).transpose()
+    pair = xarray.Dataset({"a": a, "b": b})
+    # the first two would have different tiles if they were alone
+    alone = [dasktile.optimize(array, workers=4).chunks for array in (a, b)]
+    assert alone[0] != alone[1]
+    for arguments in (
+        (a, b, pair),
+        ({"first": a}, [b, pair]),
+        (xarray.Dataset({"a": a, "d": d}), xarray.Dataset({"b": b}), pair),
+        (pair, xarray.Dataset({"c": c}), a, xarray.Dataset({"d": d, "a": a})),
+    ):
+        results = dasktile.optimize(*arguments, workers=4)
+        flat = [*results[0].values(), *results[1]] if isinstance(results[0], dict) else results
+        for result in flat:
+            # xarray raises an error for different chunks
+            assert result.chunksizes
+    first, _, whole = dasktile.optimize(a, b, pair, workers=4)
+    xarray.testing.assert_allclose(first.compute(), a.compute())
+    xarray.testing.assert_allclose(whole.compute(), pair.compute())
+    assert whole["a"].chunks == first.chunks
+
+
+def test_chunks_in_bytes_are_the_same_for_all_variables() -> None:
+    xarray = pytest.importorskip("xarray")
+    a = _anomalies("t")
+    data = xarray.Dataset(
+        {"row": a.mean("x"), "a": a, "half": a.astype("f4")}, coords={"n": ("t", np.arange(400))}
+    )
+    for chunks, dims in (
+        ("100 KiB", ("t", "x")),
+        ({"t": "100 KiB"}, ("t",)),
+        ({"t": "100 KiB", "x": 100}, ("t", "x")),
+        ({"t": "auto", "x": "100 KiB"}, ("t", "x")),
+    ):
+        result = dasktile.optimize(data, workers=4, chunks=chunks)
+        largest = a.chunk(chunks).chunksizes
+        assert {dim: result.chunksizes[dim] for dim in dims} == {dim: largest[dim] for dim in dims}
+        assert isinstance(result["n"].data, np.ndarray)
+    array = a.assign_coords(row=data["row"])
+    result = dasktile.optimize(array, workers=4, chunks="100 KiB")
+    assert result["row"].chunks == (result.chunks[0],)
+    xarray.testing.assert_allclose(result.compute(), array.compute())
+
+
+def test_variables_with_different_chunks() -> None:
+    xarray = pytest.importorskip("xarray")
+    a = _anomalies("t")
+    data = xarray.Dataset({"a": a, "b": a.chunk(t=40) * 2})
+    result = dasktile.optimize(data, workers=4, chunks={"t": 100})
+    assert result.chunksizes["t"] == (100,) * 4
+    # along a dimension of the same chunks they stay the same
+    result = dasktile.optimize(data, workers=4)
+    assert result["a"].chunksizes["x"] == result["b"].chunksizes["x"]
+
+
 def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = da.from_array(np.arange(160_000.0).reshape(400, 400), chunks=(20, 400))
     expected = x.T @ x

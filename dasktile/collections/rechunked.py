@@ -103,7 +103,7 @@ def _rechunked(value: Any, chunks: Any) -> Any:
         if not is_dask_collection(value):
             return value
         with _named(f"dimensions {dict(value.sizes)}", chunks):
-            return _in_memory_as_before(value, value.chunk(_by_dimension(value, chunks)))
+            return _in_memory_as_before(value, _chunked(value, _by_dimension(value, chunks)))
     if is_tree(value):
         return _rechunked_tree(value, chunks)
     if type(value) in (list, tuple):
@@ -136,6 +136,43 @@ def _by_dimension(value: Any, chunks: Any) -> Any:
             " to change those of some dimensions"
         )
     return dict(zip(value.dims, chunks, strict=True))
+
+
+def _chunked(value: Any, chunks: Any) -> Any:
+    """An object of xarray in other chunks, all variables in the same along each dimension.
+
+    xarray divides every variable by itself if the chunks are bytes or ``"auto"``, and an object of
+    different chunks can be neither stored nor asked for its chunks.  Those of the largest variable
+    are taken.
+    """
+    new = value.chunk(chunks)
+    given = chunks if isinstance(chunks, Mapping) else dict.fromkeys(value.sizes, chunks)
+    largest = sorted(_in_chunks(value, new), key=lambda variable: variable.nbytes, reverse=True)
+    found: dict[Any, list[tuple[int, ...]]] = {}
+    for variable in largest:
+        for dim, sizes in zip(variable.dims, variable.chunks, strict=True):
+            found.setdefault(dim, []).append(sizes)
+    # a dimension without a size keeps its chunks
+    found = {dim: sizes for dim, sizes in found.items() if given.get(dim) is not None}
+    if all(len(set(sizes)) == 1 for sizes in found.values()):
+        return new
+    return value.chunk({dim: sizes[0] for dim, sizes in found.items()})
+
+
+def _in_chunks(old: Any, new: Any) -> list[Any]:
+    """The variables of an object of xarray that are in chunks before it is chunked, and after it.
+
+    The others are in memory, and stay there.
+    """
+    # of the class, because a dataset has its variables as attributes
+    if hasattr(type(old), "data_vars"):
+        before, after = old.variables, new.variables
+    elif hasattr(type(old), "variable"):
+        before = {None: old.variable} | {name: old.coords[name].variable for name in old.coords}
+        after = {None: new.variable} | {name: new.coords[name].variable for name in new.coords}
+    else:
+        return [new]
+    return [after[name] for name in before if is_dask_collection(before[name])]
 
 
 def _in_memory_as_before(old: Any, new: Any) -> Any:

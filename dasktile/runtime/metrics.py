@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from distributed import Client, Scheduler, Worker
 
-from dasktile._compat.distributed import plugins
+from dasktile._compat.distributed import execution, plugins
 from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
 from dasktile.report.explanation import Explanation
@@ -157,6 +157,11 @@ class Metrics:
     rows
         By name of a layer, the row of the given explanation that it belongs to, as ``4 matmul``;
         layers of other plans are missing.
+    left
+        Number of workers that left the cluster.
+    of_left
+        Their counts together, as of their last heartbeats: what they did in the second before they
+        left may be missing.  All sums contain them.
     """
 
     workers: Mapping[str, WorkerCounts]
@@ -165,6 +170,8 @@ class Metrics:
     errors: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
     rows: Mapping[str, str] = field(default_factory=dict)
+    left: int = 0
+    of_left: WorkerCounts = field(default_factory=WorkerCounts)
 
     @property
     def by_row(self) -> dict[str, LayerCounts]:
@@ -184,17 +191,17 @@ class Metrics:
     @property
     def bytes_received(self) -> int:
         """Bytes that workers received from each other."""
-        return sum(counts.received for counts in self.workers.values())
+        return sum(counts.received for counts in self._all())
 
     @property
     def bytes_spilled(self) -> int:
         """Bytes copied from any tier to one below, on all workers."""
-        return sum(sum(counts.spilled.values()) for counts in self.workers.values())
+        return sum(sum(counts.spilled.values()) for counts in self._all())
 
     @property
     def bytes_read_back(self) -> int:
         """Bytes copied from any tier to one above, on all workers."""
-        return sum(sum(counts.read_back.values()) for counts in self.workers.values())
+        return sum(sum(counts.read_back.values()) for counts in self._all())
 
     @property
     def bytes_predicted(self) -> int:
@@ -204,7 +211,11 @@ class Metrics:
     @property
     def tasks(self) -> int:
         """Number of tasks that have run."""
-        return sum(counts.tasks for counts in self.workers.values())
+        return sum(counts.tasks for counts in self._all())
+
+    def _all(self) -> list[WorkerCounts]:
+        """The counts of the workers that are there, and of those that left."""
+        return [*self.workers.values(), self.of_left]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, strings and numbers, ready for ``json.dumps``."""
@@ -220,6 +231,8 @@ class Metrics:
             "layers": {name: asdict(layer) for name, layer in self.layers.items()},
             "missing": dict(self.missing),
             "rows": dict(self.rows),
+            "left": self.left,
+            "of_left": asdict(self.of_left),
         }
 
     def __str__(self) -> str:
@@ -279,14 +292,16 @@ class Metrics:
             f" {format_count(self.tasks, 'task')}, {self.placed:,} placed"
         ]
         if self.bytes_spilled:
-            prefetched = sum(counts.prefetched for counts in self.workers.values())
-            hits = sum(counts.hits for counts in self.workers.values())
-            blocked = sum(counts.blocked for counts in self.workers.values())
+            prefetched = sum(counts.prefetched for counts in self._all())
+            hits = sum(counts.hits for counts in self._all())
+            blocked = sum(counts.blocked for counts in self._all())
             lines.append(
                 f"spilled {format_bytes(self.bytes_spilled)}, read back"
                 f" {format_bytes(self.bytes_read_back)}; {prefetched:,} results prefetched,"
                 f" {hits:,} on time; event loops waited {blocked:.2f} s"
             )
+        if self.left:
+            lines.append(f"counted, too, as of the last heartbeat: {self._left_workers()}")
         if self.errors:
             lines.append(f"errors inside dasktile: {self.errors:,}, see the logs")
         total = len(self.workers) + len(self.missing)
@@ -295,6 +310,9 @@ class Metrics:
             for reason, count in Counter(self.missing.values()).items()
         ]
         return "\n".join(lines)
+
+    def _left_workers(self) -> str:
+        return f"{format_count(self.left, 'worker')} that left"
 
     def _tables(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, ...]], int]]:
         """For each table: titles, the rows that are printed, and the number of all rows."""
@@ -317,6 +335,8 @@ class Metrics:
             ],
             len(layers),
         )
+        shown = list(self.workers.items())[:_MAX_ROWS]
+        left = [(self._left_workers(), self.of_left)] if self.left else []
         yield (
             ("worker", "tasks", "received", "tiles", "held"),
             [
@@ -327,9 +347,9 @@ class Metrics:
                     f"{counts.tiles:,}",
                     format_bytes(counts.held),
                 )
-                for address, counts in list(self.workers.items())[:_MAX_ROWS]
+                for address, counts in shown + left
             ],
-            len(self.workers),
+            len(self.workers) + len(left),
         )
         tiers: list[tuple[str, ...]] = [
             (
@@ -337,11 +357,11 @@ class Metrics:
                 tier,
                 format_bytes(counts.spilled.get(tier, 0)),
                 format_bytes(counts.read_back.get(tier, 0)),
-                format_bytes(size),
+                format_bytes(counts.on.get(tier, 0)),
             )
-            for address, counts in self.workers.items()
+            for address, counts in [*left, *self.workers.items()]
             if any(counts.spilled.values())
-            for tier, size in counts.on.items()
+            for tier in counts.on or counts.spilled
         ]
         yield ("worker", "tier", "spilled to", "read back", "held"), tiers[:_MAX_ROWS], len(tiers)
 
@@ -357,7 +377,8 @@ def metrics(
     The present counts are requested from every worker.  They include all tasks since dasktile was
     enabled, the cluster restarted, or the last reset: also tasks that belong to no plan, and the
     task with which ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send
-    outside of tasks are not counted, nor are those of workers that have left since.  Predicted
+    outside of tasks are not counted.  Workers that have left since are counted as of their last
+    heartbeats.  Predicted
     bytes are the ``bytes_predicted`` of ``explain``;
     :class:`~dasktile.runtime.metrics.Metrics` says when more are received, and what the names of
     the layers are.  To measure one computation, ``persist`` it, with a call of this function with
@@ -448,18 +469,26 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
         "rows": dict(plugin.rows),
         "placed": plugin.placed,
         "errors": plugin.errors,
+        "left": plugin.left.report(),
     }
     if reset:
         plugin.predicted.clear()
         plugin.placed = 0
+        plugin.left.reset()
     return counts
 
 
-def _on_worker(reset: bool, dask_worker: Worker) -> dict[str, Any] | None:
+async def _on_worker(reset: bool, dask_worker: Worker) -> dict[str, Any] | None:
     plugin: Any = plugins.plugin_of(dask_worker, NAME)
     # It may be wrapped, so that workers without the package can unpickle it.
     plugin = getattr(plugin, "plugin", plugin)
-    return plugin.report(reset) if isinstance(plugin, TileWorkerPlugin) else None
+    if not isinstance(plugin, TileWorkerPlugin):
+        return None
+    counts = plugin.report(reset)
+    if reset:
+        # if the worker leaves, the counts of its last heartbeat are counted
+        await execution.heartbeat(dask_worker)
+    return counts
 
 
 def _left(titles: Sequence[str]) -> int:
@@ -478,6 +507,10 @@ def _gathered(
     missing: dict[str, str] = {}
     errors: int = plan["errors"]
     owner = owners(predicted, plan["rows"])
+    left = plan["left"]
+    errors += left["errors"]
+    for layer, size in left["received"].items():
+        received[owner(layer)] += size
     for address, answer in sorted(answers.items()):
         if isinstance(answer, ImportError):
             missing[address] = "dasktile is not installed there"
@@ -504,7 +537,12 @@ def _gathered(
         for name in dict.fromkeys([*predicted, *sorted({*received, *held})])
     }
     known = {layer: row for layer, row in rows.items() if layer in layers}
-    return Metrics(workers, layers, plan["placed"], errors, missing, known)
+    of_left = WorkerCounts(
+        received=sum(left["received"].values()), tasks=left["tasks"], **_of_store(left["store"])
+    )
+    return Metrics(
+        workers, layers, plan["placed"], errors, missing, known, left["workers"], of_left
+    )
 
 
 def _of_store(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from dasktile.runtime.scheduler.dashboard import (
     tier_totals,
     worker_rows,
 )
+from dasktile.runtime.scheduler.left import UNNAMED, LeftWorkers
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.worker.plugin import NAME, OTHER, Summary, TileWorkerPlugin, layer_of
 
@@ -58,6 +59,7 @@ class Stub(SchedulerPlugin):
     def __init__(self) -> None:
         self.predicted: dict[str, int] = {"total-dasktile-1": SIZE}
         self.rows: dict[str, str] = {}
+        self.left = LeftWorkers()
         self.held = 3
         self.errors = 0
         self.placed = 7
@@ -218,6 +220,68 @@ def test_reset(cluster: Cluster) -> None:
         0,
     )
     assert measured.layers["a"] == LayerCounts(0, 0, 2, 2 * SIZE)
+
+
+def last_counts(dask_scheduler: Any) -> int:
+    """Tasks of all workers by their last heartbeats."""
+    return sum(
+        Summary.of(worker.metrics).tasks  # type: ignore[union-attr]
+        for worker in dask_scheduler.workers.values()
+    )
+
+
+def test_workers_that_left_are_counted() -> None:
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        enable(client)
+        first, *rest = workers = sorted(cluster.scheduler.workers)
+        parts = [place(client, name, at) for name, at in zip("abc", workers, strict=True)]
+        total(client, "sum-dasktile-1", parts, first).result(timeout=LIMIT)
+        before = metrics(client)
+        assert (before.tasks, before.left, before.bytes_received) == (4, 0, 2 * SIZE)
+        assert "left" not in str(before)
+        until(lambda: client.run_on_scheduler(last_counts) == 4)
+        client.retire_workers([first], close_workers=True)
+        after = metrics(client)
+        assert (after.left, after.of_left.tasks, after.tasks) == (1, 2, 4)
+        assert after.of_left.received == 2 * SIZE and after.layers["sum-dasktile-1"].received > 0
+        assert after.bytes_received >= 2 * SIZE and after.errors == 0
+        assert "counted, too, as of the last heartbeat: 1 worker that left" in str(after)
+        assert "1 worker that left" in after._repr_html_()
+        assert after.to_dict()["of_left"]["tasks"] == 2 and after.to_dict()["left"] == 1
+        metrics(client, reset=True)
+        # a heartbeat of the reset has been sent: nothing of earlier counts is added
+        client.retire_workers([rest[0]], close_workers=True)
+        last = metrics(client)
+        assert (last.left, last.of_left.tasks, last.tasks) == (1, 0, 0)
+
+
+def test_counts_of_workers_that_left() -> None:
+    def state(**counts: Any) -> SimpleNamespace:
+        return SimpleNamespace(metrics={NAME: counts})
+
+    left = LeftWorkers()
+    store = {"spilled": {"disk": 5}, "held": {"memory": 7}, "hits": 2, "blocked": 0.5}
+    left.add("a", state(received=100, tasks=3, errors=1, layers={"x": 60, "y": 30}, store=store))
+    left.add("b", state(received=50, tasks=1, layers={"x": 50}, store=store))
+    left.add("none", SimpleNamespace(metrics={}))
+    for address in ("a", "b", "none", "unknown"):
+        left.remove(address)
+    assert left.report() == {
+        "workers": 2,
+        "received": {"x": 110, "y": 30, UNNAMED: 10},
+        "tasks": 4,
+        "errors": 1,
+        "store": {"spilled": {"disk": 10}, "hits": 4, "blocked": 1.0},
+    }
+    left.add("c", state(tasks=1))
+    left.restart()
+    left.remove("c")
+    assert left.report()["workers"] == left.report()["tasks"] == 0
 
 
 def test_says_so_where_nothing_is_enabled(cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from dasktile._compat.distributed.features import Feature
 from dasktile.lower.bundle_tasks import has_bundle, is_pick, keys_in
 from dasktile.runtime.nextuse import HINTED, HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
+from dasktile.runtime.scheduler.left import LeftWorkers
 from dasktile.runtime.scheduler.priorities import position, set_priorities
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.scheduler.replicas import keep_for_readers, restore_policy
@@ -108,6 +109,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.failures = 0
         self.unavailable: dict[Feature, str] = {}
         self.homes = Homes([])
+        #: The counts of workers that left, for `dasktile.metrics`.
+        self.left = LeftWorkers(self.settings)
         self._names: dict[str, object] = {}
         #: Names of arrays whose placement other layers follow, by token.
         self._followed_names: dict[str, str] = {}
@@ -128,6 +131,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.loop = asyncio.get_running_loop()
         self.unavailable = checks.check_scheduler(scheduler)
         self._places = self._has(Feature.PLACEMENT)
+        for address, state in scheduler.workers.items():
+            self.left.add(address, state)
         self.hints = self.hints and self._has(Feature.HINTS) and self._has(Feature.METRICS)
         self.hint_sender = HintSender(
             scheduler,
@@ -191,6 +196,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         # the workers, which are new, count from zero as well
         self.predicted.clear()
         self.placed = 0
+        self.left.restart()
         self._publish()
 
     def _check(self) -> None:
@@ -253,6 +259,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     # -- workers ------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        self.left.add(worker, scheduler.workers[worker])
         if self._has(Feature.PLACEMENT):
             self._guard(self._worker_added, worker)
             self.roots.request_release()
@@ -260,9 +267,19 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
+        if self._has(Feature.METRICS):
+            self._count_left(worker)
         if self._has(Feature.PLACEMENT):
             self._guard(self._worker_removed, worker)
             self.roots.request_release()
+
+    def _count_left(self, address: str) -> None:
+        """Add the counts of a worker that left; another release there may send others."""
+        try:
+            self.left.remove(address)
+        except Exception:
+            self.errors += 1
+            logger.exception("dasktile could not read the last heartbeat of a worker")
 
     def _idle(self) -> bool:
         """Whether no task runs or could run, so that no home worker is in use."""

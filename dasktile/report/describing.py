@@ -99,7 +99,8 @@ def describe_plan(
     stock, planned = runs
     old, new = handed
     # the simulation does not know which workers have the blocks that are in memory already
-    is_counted = placed and not any(node.homes for node in plan.program.nodes)
+    in_memory = any(node.homes for node in plan.program.nodes)
+    is_counted = placed and not in_memory
     final = {
         index: chunks
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)
@@ -161,6 +162,7 @@ def describe_plan(
         received_before=stock.moved if is_counted and stock is not None else None,
         received_after=planned.moved if is_counted and planned is not None else None,
         unpredicted=unpredicted,
+        in_memory=in_memory,
         uncounted=plan.uncounted,
         bundle=0 if plan.tiled is None else bundle,
         bytes_unplanned=unplanned,

@@ -233,6 +233,9 @@ class Explanation:
     bundle
         Tasks of the model that one task of the plan's graph runs at the most; 0 if they are not
         bundled, as without the scheduler plugin.
+    in_memory
+        True if workers have blocks of the input in memory already, so that the bytes received by
+        Dask's own graph are not predicted.
     bytes_unplanned
         Bytes that tasks of one operation receive from each other, which the model does not count;
         0 if they are few or unknown.
@@ -292,6 +295,7 @@ class Explanation:
     uncounted: tuple[int, ...] = ()
     assumed_room: int | None = None
     bundle: int = 0
+    in_memory: bool = False
     bytes_unplanned: int = 0
     planned: bool = False
     scheduler_workers: int = 0
@@ -650,6 +654,12 @@ class Explanation:
                     "; that is more than the first line counts, as parts of an array that a worker"
                     " reads in tiles of two shapes are sent for each of them"
                 )
+        elif self.workers > 1 and self.in_memory:
+            line += (
+                "; what workers receive for Dask's own graph is not predicted, as blocks of the"
+                " input are in their memory already: it may be more or less than the first line"
+                " counts"
+            )
         return [line]
 
     def _memory(self, peak: int, results: int) -> str:

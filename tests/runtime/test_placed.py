@@ -209,6 +209,18 @@ def test_tasks_run_on_the_workers_of_persisted_blocks(cluster):
     assert predicted == moved == 3 * 16 * 16 * 8
 
 
+def test_explain_says_that_bytes_of_persisted_inputs_are_not_predicted(cluster):
+    machine = cluster(4)
+    values = np.random.default_rng(0).random((64_000, 16))
+    x = machine.evenly(machine.persisted("x", values, (2000, 16)))
+    explanation = dasktile.explain(x.T @ x)
+    text = " ".join(str(explanation).split())
+    assert explanation.changed and explanation.in_memory
+    assert "what workers receive for Dask's own graph is not predicted, as blocks of" in text
+    explanation = dasktile.explain(da.ones((64_000, 16), chunks=(2000, 16)).sum(axis=0))
+    assert not explanation.in_memory and "not predicted" not in str(explanation)
+
+
 def test_equal_chunks_in_other_places_move_one_of_two(cluster):
     machine = cluster(4)
     values = np.random.default_rng(0).random((800, 800))

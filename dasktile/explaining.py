@@ -71,6 +71,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         seconds=_seconds(request.machine, chosen.planned.plan, chosen.before, chosen.after),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
+        memory=request.machine.memory,
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
         variables=_variables_of(chosen.planned.plan.program, request.names, request.variables),
     )
@@ -124,6 +125,7 @@ def _explained_again(
         seconds=_seconds(request.machine, returned.plan, before, after),
         runs=(before, after),
         room=choice.room(request, returned.plan),
+        memory=request.machine.memory,
         unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
         variables=_variables_of(returned.plan.program, returned.names, request.variables),
     )

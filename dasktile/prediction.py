@@ -105,6 +105,11 @@ class Prediction:
     guessed
         Bytes of results whose sizes are guesses, as a share of those of all results.  Guesses are
         upper bounds, as of several reductions that one function computes.
+    task
+        Bytes of the task that has most in memory: its inputs, its result, and what it holds besides
+        while it runs.
+    by_worker
+        Bytes of results alone on each worker.
     """
 
     seconds: float
@@ -115,6 +120,8 @@ class Prediction:
     results: int = 0
     work: float = 0.0
     guessed: float = 0.0
+    task: int = 0
+    by_worker: tuple[int, ...] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -338,6 +345,8 @@ def predict_tasks(
         max(run.results),
         work,
         guessed,
+        run.task,
+        run.results,
     )
 
 

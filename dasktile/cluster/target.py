@@ -58,6 +58,8 @@ class Machine:
         Returns the average seconds of tasks by the prefix of their keys.
     scheduler_workers
         Workers as the scheduler counts them: more than `workers` where several are in one process.
+    memory
+        Bytes that a process may have in all; None if that is unknown.
     """
 
     workers: int
@@ -72,6 +74,7 @@ class Machine:
     calibration: Calibration | None = None
     durations: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
     scheduler_workers: int = field(default=0, compare=False)
+    memory: int | None = None
 
     @property
     def placed(self) -> bool:
@@ -318,10 +321,12 @@ def _cluster(identity: Mapping[str, Any], settings: ClusterSettings = _DEFAULT) 
         for facts in workers.values()
         if facts.get("memory_limit")
     ]
+    least = min(rooms.values())
     return Machine(
         len(processes),
         max(1, min(processes.values())),
         int(min(limits)) if limits else None,
-        room=int(least) if (least := min(rooms.values())) < inf else None,
+        room=int(least) if least < inf else None,
+        memory=round(least / settings.memory_share) if least < inf else None,
         scheduler_workers=len(workers),
     )

@@ -14,7 +14,7 @@ from dasktile.tiling.plan import TilingPlan
 
 
 class Run(Protocol):
-    """A simulated run: tasks, bytes received, and the most bytes and results of one worker."""
+    """A simulated run: tasks, bytes received, and bytes in memory of workers and of one task."""
 
     @property
     def tasks(self) -> int: ...
@@ -27,6 +27,12 @@ class Run(Protocol):
 
     @property
     def results(self) -> int: ...
+
+    @property
+    def by_worker(self) -> tuple[int, ...]: ...
+
+    @property
+    def task(self) -> int: ...
 
 
 class UnknownArray(Protocol):
@@ -58,6 +64,7 @@ def describe_plan(
     bundle: int = 0,
     unplanned: int = 0,
     variables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    memory: int | None = None,
 ) -> Explanation:
     """Describe a plan.
 
@@ -94,6 +101,8 @@ def describe_plan(
         Bytes that workers receive beside those of the plan.
     variables
         By the name of an array, the names of the variables of xarray objects that have it.
+    memory
+        Bytes that a worker may have in all; None if that is unknown.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -154,7 +163,10 @@ def describe_plan(
         peak_after=None if planned is None else planned.peak,
         results_before=None if stock is None else stock.results,
         results_after=None if planned is None else planned.results,
+        results_by_worker=() if planned is None else planned.by_worker,
+        largest_task=None if planned is None else planned.task,
         room=room,
+        memory=memory,
         assumed_room=assumed_room,
         joined=joined,
         run_tasks_before=None if stock is None else stock.tasks,

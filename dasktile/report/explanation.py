@@ -207,6 +207,14 @@ class Explanation:
     room
         Bytes of results that a worker holds before it spills, besides inputs that are in memory
         already; None if that is unknown.
+    memory
+        Bytes that a worker may have in all; None if that is unknown.
+    results_by_worker
+        As `results_after`, for each worker; empty where that is None.
+    largest_task
+        Bytes of the task that has most in memory at once, as the graph runs: its inputs, its
+        result, and what it holds besides.  Workers that have less cannot run it, whatever they
+        spill.  None where `results_after` is.
     run_tasks_before, run_tasks_after, received_before, received_after
         Tasks that run, blocks in memory and aliases included, and bytes that workers receive from
         each other, in the same simulation: of Dask's own graph, whose tasks Dask places, and of
@@ -283,6 +291,9 @@ class Explanation:
     results_before: int | None = None
     results_after: int | None = None
     room: int | None = None
+    memory: int | None = None
+    results_by_worker: tuple[int, ...] = ()
+    largest_task: int | None = None
     joined: int = 0
     grids: str = ""
     run_tasks_before: int | None = None
@@ -667,7 +678,10 @@ class Explanation:
         verdict = ""
         if peak > _WHILE_RUNNING * results:
             verdict = f", {format_bytes(peak)} while tasks run"
-        if self.room is not None:
+        if self.memory is not None and (self.largest_task or 0) > self.memory:
+            least, there = format_bytes(self.largest_task or 0), format_bytes(self.memory)
+            verdict += f": does not fit, as one task needs about {least} and a worker has {there}"
+        elif self.room is not None:
             excess, room = max(0, results - self.room), format_bytes(self.room)
             spilled = f"about {format_bytes(excess)} spill, as {room} fit"
             verdict += f": {spilled}" if excess else f": fits in {room}"

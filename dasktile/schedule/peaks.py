@@ -106,12 +106,16 @@ class Simulated:
     results
         For every worker, the largest number of bytes of results in its memory, those of running
         tasks included; what these hold besides is not in them.
+    task
+        Bytes of the task that has most in memory: its inputs, its result, and what it holds besides
+        while it runs.
     """
 
     peaks: tuple[int, ...]
     moved: int
     seconds: float
     results: tuple[int, ...]
+    task: int
 
 
 def simulate(
@@ -216,6 +220,8 @@ class _Simulation:
         self.scheduled = 0.0
         self.moved = 0
         self.now = 0.0
+        #: Bytes of the task that has most in memory.
+        self.most = 0
 
     def run(self) -> Simulated:
         for number, reads in enumerate(self.reads):
@@ -241,6 +247,7 @@ class _Simulation:
             self.moved,
             self.now,
             tuple(worker.results for worker in self.workers),
+            self.most,
         )
 
     def _event(self, time: float, number: int) -> None:
@@ -286,8 +293,11 @@ class _Simulation:
                 worker.start(self.made[number], self.working[number])
                 if number in self.sharing:
                     self.buffers[number] = [_Buffer(self.made[number], {number})]
-            # it takes no time to share memory
-            size = 0 if is_part else sizes[number] + sum(map(sizes.__getitem__, self.reads[number]))
+            size = 0  # it takes no time to share memory
+            if not is_part:
+                inputs = sum(map(sizes.__getitem__, self.reads[number]))
+                size = sizes[number] + inputs
+                self.most = max(self.most, self.made[number] + self.working[number] + inputs)
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
             self._event(self.now + duration * vary, number)

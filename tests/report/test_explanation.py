@@ -419,3 +419,13 @@ def test_peaks_of_memory() -> None:
     assert f"{alone}, 3.0 MiB while tasks run: fits" in text.replace("\n  ", " ")
     text = str(describe_plan(gram(False), runs=(running, running), room=2**19))
     assert "while tasks run: about 512 KiB spill" in text.replace("\n  ", " ")
+
+
+def test_a_task_that_no_worker_has_memory_for() -> None:
+    run = Prediction(1.0, 0, 2**20, room=2**20, results=2**20, task=2**21, by_worker=(2**20, 0))
+    told = describe_plan(gram(False), runs=(run, run), room=2**20, memory=3 * 2**19)
+    refused = ": does not fit, as one task needs about 2.0 MiB and a worker has 1.5 MiB"
+    assert refused in str(told).replace("\n  ", " ")
+    assert (told.largest_task, told.results_by_worker) == (2**21, (2**20, 0))
+    told = describe_plan(gram(False), runs=(run, run), room=2**20, memory=2**21)
+    assert ": fits in 1.0 MiB" in str(told).replace("\n  ", " ")

@@ -48,7 +48,7 @@ def test_results_of_outputs_stay_and_data_of_the_graph_is_free() -> None:
 def test_memory_of_a_running_task_is_released() -> None:
     tasks = replace(placed([[], [0]], [0, 0]), working=[7, 0])
     run = simulate(tasks, 1, speeds=STEPS)
-    assert (run.peaks, run.results) == ((8,), (2,))
+    assert (run.peaks, run.results, run.task) == ((8,), (2,), 8)
 
 
 def test_a_worker_is_sent_few_root_tasks() -> None:

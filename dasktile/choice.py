@@ -18,6 +18,7 @@ from dasktile import config, decisions
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
 from dasktile.cheapest import NO_GAIN, cheapest
+from dasktile.cluster.located import blocks_there
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.names import is_of_bundles
 from dasktile.lower.written import wanted_keys
@@ -32,6 +33,7 @@ from dasktile.planning import (
     unchanged,
     wanted_blocks,
     with_bound_of,
+    without_bound,
 )
 from dasktile.predicted import (
     is_predictable,
@@ -42,13 +44,15 @@ from dasktile.predicted import (
     work_of,
 )
 from dasktile.prediction import (
+    CLEARLY_LESS,
     LITTLE_MEMORY,
     MAX_TASKS,
+    predict_input,
     sound,
     unknown_sizes,
 )
 from dasktile.refusal import advise, refuse_many_tasks
-from dasktile.report.formatting import format_names
+from dasktile.report.formatting import format_bytes, format_names
 from dasktile.request import Request
 from dasktile.schedule.placement import decode, is_written
 from dasktile.tiling.growth import TooManyTasksError
@@ -78,6 +82,16 @@ TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 #: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and tasks of a
 #: graph, before Dask fuses them, up to which its run is predicted to take no more (chosen).
 LEAST_PLANNING, MOST_SMALL = 0.04, 64
+
+#: Why the input is unchanged where its blocks are in memory, and a plan would move more of them.
+THERE = (
+    "from the workers that have the blocks, Dask's own graph is predicted to move about {}, a plan"
+    " {}"
+)
+
+#: Bytes that a plan moves of persisted arrays, as a share of these, up to which it is surely not
+#: worse than Dask's own graph (chosen).
+FEW_MOVED = 0.05
 
 #: Bytes that the tasks of a plan may cost above those of the input (chosen: less than a task of
 #: the usual price).
@@ -236,7 +250,8 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     if is_planned(request) and not _is_bundled(usual):
         usual = unchanged(usual, AGAIN)
     # a search without some cuts proves nothing of tiles with them
-    return usual if whole is None else with_bound_of(usual, searched)
+    usual = usual if whole is None else with_bound_of(usual, searched)
+    return _unless_error(partial(_unless_more_moved, request, captured), usual)
 
 
 def _with_whole_axes(
@@ -296,6 +311,28 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
     more = len(optimize(lowered.graph, keys)) - len(optimize(merged, list(flatten([request.keys]))))
     is_costly = more * request.machine.settings().task_bytes > MORE_BYTES
     return unchanged(plan, NO_GAIN) if is_costly else plan
+
+
+def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> Candidate:
+    """A plan, or the input if Dask's scheduler moves clearly fewer bytes of persisted blocks.
+
+    Positions of the mesh are those that the blocks have.  Dask's scheduler, which sees every block,
+    may find workers for tasks that no tiling on the mesh has.
+    """
+    there = blocks_there(captured)
+    planned = plan.planned.plan
+    if request.method != "auto" or request.machine.limit_given or planned.tiled is None:
+        return plan
+    resident = sum(node.nbytes for node in captured.program.nodes if node.homes)
+    if not there or planned.after.bytes <= FEW_MOVED * resident or not is_predictable(request):
+        return plan
+    wanted = wanted_keys_of(request, wanted_of(request, plan))
+    run = predict_input(request.graph, wanted, request.machine, there=there)
+    if run is None or not run.is_sound or run.moved > CLEARLY_LESS * planned.after.bytes:
+        return plan
+    moved, more = format_bytes(run.moved), format_bytes(planned.after.bytes)
+    own = unchanged(replace(plan, before=run), THERE.format(moved, more))
+    return replace(own, planned=replace(own.planned, plan=without_bound(own.planned.plan)))
 
 
 def _compares(request: Request) -> bool:

@@ -213,10 +213,15 @@ def unchanged(chosen: Candidate, verdict: str) -> Candidate:
     plan = replace(planned.plan, tiled=None, verdict=verdict, after=before)
     if before.bytes < bound:
         # no bound covers it, as one worker that does all work
-        plan = replace(plan, lower_bound=0, grids="", proven_optimal=False)
+        plan = without_bound(plan)
     elif before.bytes > planned.plan.after.bytes:
         plan = replace(plan, proven_optimal=False)
     return Candidate(replace(planned, plan=plan), before=chosen.before, after=chosen.before)
+
+
+def without_bound(plan: TilingPlan) -> TilingPlan:
+    """A plan that no bound covers."""
+    return replace(plan, lower_bound=0, grids="", proven_optimal=False)
 
 
 def with_bound_of(chosen: Candidate, searched: Candidate) -> Candidate:

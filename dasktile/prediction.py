@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -110,6 +111,8 @@ class Prediction:
         while it runs.
     by_worker
         Bytes of results alone on each worker.
+    from_memory
+        Whether blocks in memory are on the workers that have them; otherwise they are made anew.
     """
 
     seconds: float
@@ -122,6 +125,7 @@ class Prediction:
     guessed: float = 0.0
     task: int = 0
     by_worker: tuple[int, ...] = ()
+    from_memory: bool = False
 
     @property
     def is_sound(self) -> bool:
@@ -259,6 +263,7 @@ def predict_input(
     wanted: Mapping[str, Collection[Any]],
     machine: Machine,
     work: float = 0.0,
+    there: Mapping[Any, int] = MappingProxyType({}),
 ) -> Prediction | None:
     """What Dask's own graph takes; None if the sizes of results are unknown.
 
@@ -272,12 +277,14 @@ def predict_input(
         The workers.
     work
         Seconds that functions take.
+    there
+        Blocks that are in memory already, and the mesh position of each.
     """
     limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says
         limits = replace(limits, mesh=(machine.workers,))
-    tasks = placed_tasks(graph, wanted, limits, by_place=by_place)
+    tasks = placed_tasks(graph, wanted, limits, by_place=by_place, there=there)
     return predict_tasks(machine, work, *tasks)
 
 
@@ -347,6 +354,7 @@ def predict_tasks(
         guessed,
         run.task,
         run.results,
+        bool(tasks.there),
     )
 
 

@@ -260,6 +260,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "capture",
             "cheapest",
+            "cluster.located",
             "config",
             "decisions",
             "lower",

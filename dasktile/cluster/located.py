@@ -43,6 +43,28 @@ def located(captured: Captured, machine: Machine) -> Captured:
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
 
 
+def blocks_there(captured: Captured) -> dict[Any, int]:
+    """The mesh position of every persisted block that a worker has.
+
+    Parameters
+    ----------
+    captured
+        A program with these positions.
+    """
+    return {
+        (node.name, *index): places[0]
+        for node in captured.program.nodes
+        if node.homes
+        for index, places in zip(_blocks(node), node.homes, strict=True)
+        if places
+    }
+
+
+def _blocks(node: Node) -> Iterable[tuple[int, ...]]:
+    """The indices of all blocks of an array."""
+    return itertools.product(*(range(len(sizes)) for sizes in node.chunks))
+
+
 def _homes(
     node: Node,
     holders: Mapping[Any, Sequence[str]],
@@ -51,7 +73,7 @@ def _homes(
 ) -> Iterable[tuple[int, ...]]:
     """For every block, its position in the mesh; empty for a block that no worker has yet."""
     planned = decode(node.name)
-    for index in itertools.product(*(range(len(sizes)) for sizes in node.chunks)):
+    for index in _blocks(node):
         addresses = holders.get((node.name, *index), ())
         places = tuple(
             sorted({positions[address] for address in addresses if address in positions})

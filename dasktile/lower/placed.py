@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -133,6 +134,7 @@ def placed_tasks(
     limits: BundleLimits,
     known: GraphMemory | None = None,
     by_place: bool = False,
+    there: Mapping[Key, int] = MappingProxyType({}),
 ) -> tuple[PlacedTasks, float]:
     """The tasks that Dask runs, after it has merged layers, culled the graph and fused chains.
 
@@ -150,6 +152,8 @@ def placed_tasks(
         What is known of each task of a graph with bundles; None for other graphs.
     by_place
         Whether tasks run on the workers of their mesh positions.
+    there
+        Blocks that are in memory already, and the mesh position of each.
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
@@ -157,11 +161,15 @@ def placed_tasks(
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
-    return placed(tasks, ends, known.tasks, by_place), known.guessed
+    return placed(tasks, ends, known.tasks, by_place, there), known.guessed
 
 
 def placed(
-    tasks: Mapping[Key, Any], ends: Collection[Key], known: Mapping[Key, TaskMemory], by_place: bool
+    tasks: Mapping[Key, Any],
+    ends: Collection[Key],
+    known: Mapping[Key, TaskMemory],
+    by_place: bool,
+    there: Mapping[Key, int] = MappingProxyType({}),
 ) -> PlacedTasks:
     """Tasks as a simulation sees them: chains that Dask fuses are one task.
 
@@ -178,6 +186,8 @@ def placed(
         What is known of each task.
     by_place
         Whether tasks run on the workers of their mesh positions.
+    there
+        Blocks that are in memory already, and the mesh position of each.
     """
     keys, reads = _ordered(tasks)
     number = {key: at for at, key in enumerate(keys)}
@@ -238,6 +248,11 @@ def placed(
         aliases=aliases,
         parts={at for at, task in enumerate(memory) if task.is_part},
         shared=[task.shared for task in memory],
+        there={
+            place[number[key]]: position
+            for key, position in there.items()
+            if key in number and number[key] in place and not reads[number[key]]
+        },
     )
 
 

@@ -34,6 +34,9 @@ class Run(Protocol):
     @property
     def task(self) -> int: ...
 
+    @property
+    def from_memory(self) -> bool: ...
+
 
 class UnknownArray(Protocol):
     """An array whose chunk sizes are unknown."""
@@ -107,9 +110,9 @@ def describe_plan(
     before, after = seconds or (None, None)
     stock, planned = runs
     old, new = handed
-    # the simulation does not know which workers have the blocks that are in memory already
     in_memory = any(node.homes for node in plan.program.nodes)
-    is_counted = placed and not in_memory
+    # most simulations do not know which workers have the blocks that are in memory already
+    is_counted = placed and (not in_memory or (stock is not None and stock.from_memory))
     final = {
         index: chunks
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)

@@ -627,6 +627,8 @@ class Explanation:
         if self.refused:
             result = "raises a TooManyTasksError"
         lines = [f"{workers}: optimize {result}{because}", f"it moves {moved}{_ON_BEST}"]
+        if self.in_memory and self.received_before is not None:
+            lines[1] += " of a grid, which Dask's scheduler does not keep to"
         if self.run_tasks_before is None:
             lines[1] += f"; {format_count(self.tasks_before, 'task')}"
         if 0 < self.lower_bound <= self.bytes_before:

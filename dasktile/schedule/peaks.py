@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dasktile.schedule.edges import readers_of
@@ -51,6 +51,9 @@ class PlacedTasks:
     shared
         Bytes of every result that take no memory where it is made, as those of an array beside a
         transposed view of it.
+    there
+        Tasks whose results are in memory at the start, and the worker of each.  They stay there,
+        and count for no peak.
     """
 
     reads: Sequence[Sequence[int]]
@@ -63,6 +66,7 @@ class PlacedTasks:
     aliases: Collection[int] = ()
     parts: Collection[int] = ()
     shared: Sequence[int] = ()
+    there: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,7 @@ class _Simulation:
         self.workers = [_Worker(threads, math.ceil(_SATURATION * threads)) for _ in range(workers)]
         count = len(tasks.reads)
         self.data = set(tasks.data)
-        self.kept = set(tasks.kept)
+        self.kept = {*tasks.kept, *tasks.there}
         self.parts = set(tasks.parts)
         self.reads = [[read for read in reads if read not in self.data] for reads in tasks.reads]
         self.readers = readers_of(self.reads)
@@ -224,8 +228,9 @@ class _Simulation:
         self.most = 0
 
     def run(self) -> Simulated:
+        there = self.tasks.there
         for number, reads in enumerate(self.reads):
-            if not reads and number not in self.data:
+            if not reads and number not in self.data and number not in there:
                 home = self.tasks.homes[number]
                 heap = self.queue if home is None else self.workers[home].roots
                 heapq.heappush(heap, (self.tasks.priorities[number], number))
@@ -233,6 +238,15 @@ class _Simulation:
         for slots in range(1, 1 + self.workers[0].slots):
             for at in range(len(self.workers)):
                 self._fill(at, slots)
+        for number, at in there.items():
+            self.where[number], self.there[number] = at, {at: 0.0}
+            if number in self.sharing:
+                self.buffers[number] = [_Buffer(self.made[number], {number})]
+            for reader in self.readers[number]:
+                self.waiting[reader] -= 1
+        ready = (at for at, reads in enumerate(self.reads) if reads and not self.waiting[at])
+        for number in sorted(ready, key=self.tasks.priorities.__getitem__):
+            self._send(number, self._worker_of(number))
         while self.events:
             self.now, _, number = heapq.heappop(self.events)
             if number < 0:

@@ -380,3 +380,21 @@ def test_a_mesh_is_laid_over_any_number_of_workers(places, workers):
     assert table == tuple(names[place * workers // places] for place in range(places))
     if workers <= places:
         assert set(table) == set(names)
+
+
+def test_a_plan_does_not_move_more_persisted_blocks_than_dask(cluster):
+    machine = cluster(4)
+    values = np.random.default_rng(0).random((1600, 400))
+    x = machine.persisted("x", values, (100, 400))
+    for number in range(16):
+        machine.has[(x.name, number, 0)] = machine.names[number % 4]
+    # no tiling has its tiles where the blocks are, Dask's scheduler runs the tasks there
+    steps = x[1:] - x[:-1]
+    told = dasktile.explain(steps)
+    assert dasktile.optimize(steps) is steps
+    assert "Dask's own graph is predicted to move about" in told.verdict
+    assert told.bytes_predicted == told.received_before < told.bytes_before / 10
+    assert not told.lower_bound
+    assert not told.proven_optimal
+    product = x.T @ x
+    assert dasktile.explain(product).changed

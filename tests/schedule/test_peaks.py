@@ -51,6 +51,15 @@ def test_memory_of_a_running_task_is_released() -> None:
     assert (run.peaks, run.results, run.task) == ((8,), (2,), 8)
 
 
+def test_results_in_memory_are_read_where_they_are() -> None:
+    # 0 is on worker 1, 1 on worker 0; 2 reads both, 3 the second
+    tasks = replace(placed([[], [], [0, 1], [1]], [None, None, 1, 0]), there={0: 1, 1: 0})
+    tasks = replace(tasks, sizes=[10, 4, 1, 1])
+    run = simulate(tasks, 2, speeds=STEPS)
+    assert (run.moved, run.seconds) == (4, 1.0)
+    assert run.peaks == (1, 5)
+
+
 def test_a_worker_is_sent_few_root_tasks() -> None:
     # sums of two roots each: with all roots in memory first, the peak would be 20
     reads: list[list[int]] = []

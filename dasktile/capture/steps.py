@@ -14,7 +14,7 @@ from dask.utils import key_split
 
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
-from dasktile.capture.references import references
+from dasktile.capture.references import references, tasks_of
 from dasktile.capture.titles import call_of_layer
 
 #: Factorisations of matrices, and calls with layers of this name that use them.
@@ -26,13 +26,28 @@ _PRODUCTS = frozenset(("conjugate", "getitem", "rechunk", "sum", "tensordot", "t
 #: What Dask puts into the names of all layers of one call.
 _TOKEN = re.compile(r"-([0-9a-f]{32})")
 
+#: What the steps of flox's scans are called.
+_SCANS = frozenset(("chunk_scan", "finalize_scan", "groupby-scan", "grouped_reduce"))
+
 #: flox's names of reductions.
 _NAMED_GROUPING = re.compile("groupby_([a-z_]+)-")
 
 
 def call_of_step(view: GraphView, name: str) -> str:
     """The call that the row of a layer is named after."""
-    return "map_blocks" if mapped_by_xarray(view, name) else call_of_layer(name)
+    call = call_of_layer(name)
+    if call in _SCANS and _is_grouping(view, name):
+        return "groupby_scan"
+    return "map_blocks" if mapped_by_xarray(view, name) else call
+
+
+def _reads(view: GraphView, name: str) -> set[str]:
+    """The layers that a layer reads, as a graph declares them, without order."""
+    return set(view.graph.dependencies.get(name, ()))
+
+
+def _readers(view: GraphView, name: str) -> set[str]:
+    return {other for other in view.layers if name in view.graph.dependencies.get(other, ())}
 
 
 # Solvers and factorisations of da.linalg
@@ -65,21 +80,20 @@ def _solvers(view: GraphView) -> dict[str, str]:
             calls |= _singular_values(view, name)
     for name in view.layers:
         if name.startswith("lstsq-"):
-            read = _below(view, view.graph.dependencies[name])
+            read = _below(view, _reads(view, name))
             calls |= dict.fromkeys(map(_token, filter(_is_factor, read)), "lstsq")
     return calls
 
 
 def _solution(view: GraphView, name: str) -> dict[str, str]:
     """``solve``, ``inv`` or ``lstsq`` by its last layer, which solves with an upper triangle."""
-    reads = view.graph.dependencies
-    for upper in reads[name]:
-        token = _token(upper)
-        others = reads[name] - {upper}
+    reads = _reads(view, name)
+    for upper in reads:
+        token, others = _token(upper), reads - {upper}
         lower = {f"lu-u-{token}": f"lu-l-{token}", f"cholesky-upper-{token}": f"cholesky-{token}"}
         if upper in lower:
             for other in others:
-                if other.startswith("solve-triangular-") and lower[upper] in reads[other]:
+                if other.startswith("solve-triangular-") and lower[upper] in _reads(view, other):
                     call = "inv" if _solves_for_identity(view, other, token) else "solve"
                     return dict.fromkeys((token, name, other), call)
         is_triangle = upper.startswith("getitem-") and f"qr-{token}" in view.layers
@@ -90,11 +104,10 @@ def _solution(view: GraphView, name: str) -> dict[str, str]:
 
 def _solves_for_identity(view: GraphView, name: str, token: str) -> bool:
     """Whether the right side of a layer that solves is a permuted identity matrix."""
-    reads = view.graph.dependencies
     return any(
-        any(other.startswith("eye-") for other in reads[product])
-        and any(f"lu-p-{token}" in reads[other] for other in reads[product])
-        for product in _below(view, reads[name])
+        any(other.startswith("eye-") for other in _reads(view, product))
+        and any(f"lu-p-{token}" in _reads(view, other) for other in _reads(view, product))
+        for product in _below(view, _reads(view, name))
         if call_of_layer(product) == "tensordot"
     )
 
@@ -118,8 +131,7 @@ def _singular_values(view: GraphView, name: str) -> dict[str, str]:
 
 def _factored(view: GraphView, token: str) -> Iterator[str]:
     """What a QR factorisation reads, and the layers of products below."""
-    first = f"qr-{token}"
-    return _below(view, view.graph.dependencies[first]) if first in view.layers else iter(())
+    return _below(view, _reads(view, f"qr-{token}"))
 
 
 def _bases(view: GraphView, token: str) -> list[str]:
@@ -129,10 +141,9 @@ def _bases(view: GraphView, token: str) -> list[str]:
 
 def _combines_at_random(view: GraphView, token: str) -> bool:
     """Whether a QR factorisation is that of a product with random numbers."""
-    reads = view.graph.dependencies
     return any(
         call_of_layer(product) == "tensordot"
-        and any(call_of_layer(other) == "standard_normal" for other in reads[product])
+        and any(call_of_layer(other) == "standard_normal" for other in _reads(view, product))
         for product in _factored(view, token)
     )
 
@@ -154,7 +165,7 @@ def _below(view: GraphView, names: Iterable[str]) -> Iterator[str]:
         name = stack.pop()
         yield name
         if call_of_layer(name) in _PRODUCTS and not _is_factor(name):
-            others = view.graph.dependencies.get(name, set()) - seen
+            others = _reads(view, name) - seen
             seen |= others
             stack += sorted(others)
 
@@ -166,9 +177,8 @@ def group_by(view: GraphView, name: str) -> str:
     """The group-by of flox that a layer is a step of, with its axes; empty if there is none."""
     if not _is_grouping(view, name):
         return ""
-    reads = view.graph.dependencies
     stack, seen = [name], {name}
-    function, axes = "", ()
+    function, axes = "", tuple[int, ...]()
     while stack and not (function and axes):
         step = stack.pop(0)
         keywords = called_function(view.layers[step])[1]
@@ -177,7 +187,7 @@ def group_by(view: GraphView, name: str) -> str:
         axes = axes or _axes(view, step, keywords.get("axis"))
         is_first = key_split(step).endswith("-preprocess")
         # those below the first step are of another group-by
-        others = [each for each in reads if step in reads[each]] if is_first else reads[step]
+        others = _readers(view, step) if is_first else _reads(view, step)
         new = [each for each in others if each not in seen and _is_grouping(view, each)]
         seen.update(new)
         stack += sorted(new)
@@ -206,7 +216,7 @@ def _axes(view: GraphView, name: str, axes: Any) -> tuple[int, ...]:
     array = view.result(name)
     if array is None:
         return given if min(given, default=-1) >= 0 else ()
-    return tuple(axis % len(array.shape) for axis in given)
+    return tuple(axis % max(1, len(array.shape)) for axis in given)
 
 
 # xarray
@@ -214,13 +224,13 @@ def _axes(view: GraphView, name: str, axes: Any) -> tuple[int, ...]:
 
 def mapped_by_xarray(view: GraphView, name: str) -> str:
     """The function of ``xarray.map_blocks`` whose results a layer takes apart; empty if none."""
-    for other in view.graph.dependencies.get(name, ()):
+    for other in _reads(view, name):
         if not name.endswith(f"-{other}"):
             # the name of a variable and that of the layer with the results
             continue
         task = next(iter(view.tasks(name).values()), None)
-        for key in references(task):
-            result = view.layers[other].get(key)
+        for key in references(task) if task is not None else ():
+            result = tasks_of(view.layers[other]).get(key)
             called = getattr(result, "func", result[0] if type(result) is tuple else None)
             if (getattr(called, "__module__", "") or "").startswith("xarray."):
                 return key_split(other)

@@ -33,7 +33,6 @@ _CALLS: Mapping[str, str] = {
     "histogramdd-sum": "histogramdd",
     "int_piecewise": "piecewise",
     "isin_kernel": "isin",
-    **dict.fromkeys(("chunk_scan", "groupby-scan", "grouped_reduce"), "groupby_scan"),
     **dict.fromkeys(("lstsq-rank", "lstsq-singular"), "lstsq"),
     **dict.fromkeys(("lu-l", "lu-p", "lu-u"), "lu"),
     "nanmax_skip": "nanmax",

@@ -383,7 +383,9 @@ def _opened(collections: Sequence[Any]) -> tuple[Holders, list[Rebuild]]:
     if holders.unsupported:
         warn_user(
             "dasktile does not read array expressions (dask's setting array.query-planning, or a"
-            " release of dask_array that was not checked); they are returned unchanged",
+            " release of dask_array that was not checked); they are returned unchanged. While the"
+            " setting is on, dask has no functions for the arrays that plans are made of: turn it"
+            " off before dask.array is imported",
             UnsupportedCollectionWarning,
         )
     errors = [*holders.failed, *holders.expressions.errors]

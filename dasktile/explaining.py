@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from dasktile.planning import wanted_blocks
 from dasktile.predicted import is_predictable, wanted_keys_of
 from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
-from dasktile.request import Request
+from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
 from dasktile.schedule.placement import decode
 from dasktile.tiling.plan import TilingPlan
@@ -74,6 +74,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         memory=request.machine.memory,
         unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
         variables=_variables_of(chosen.planned.plan.program, request.names, request.variables),
+        dims=_dims_of(chosen.planned.plan.program, request.names, request.groups),
     )
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
@@ -106,6 +107,21 @@ def _variables_of(
     return of_nodes
 
 
+def _dims_of(
+    program: Program, names: Sequence[str], groups: Groups
+) -> dict[str, tuple[Hashable, ...]]:
+    """The dimensions by the names of the arrays of a program, whose outputs are given by `names`.
+
+    Arrays that are variables of several dimensions are left out.
+    """
+    known: dict[str, set[tuple[Hashable, ...]]] = {}
+    for member in itertools.chain.from_iterable(groups):
+        known.setdefault(member.name, set()).add(tuple(member.dims))
+    dims = {name: next(iter(found)) for name, found in known.items() if len(found) == 1}
+    nodes = zip((program.nodes[index].name for index in program.outputs), names, strict=True)
+    return {node: dims[name] for node, name in nodes if name in dims}
+
+
 def _received(graph: HighLevelGraph) -> int:
     """Bytes that the plans of a graph predict, by the names of its layers."""
     placements = map(decode, graph.layers)
@@ -128,6 +144,7 @@ def _explained_again(
         memory=request.machine.memory,
         unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
         variables=_variables_of(returned.plan.program, returned.names, request.variables),
+        dims=_dims_of(returned.plan.program, returned.names, request.groups),
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 

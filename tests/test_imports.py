@@ -126,7 +126,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "report.describing": ({"ir", "report.explanation", "tiling.plan"}, set()),
+    "report.describing": (
+        {"ir", "report.dimensions", "report.explanation", "tiling.plan"},
+        set(),
+    ),
+    "report.dimensions": ({"ir"}, set()),
     "report.formatting": ({"ir"}, set()),
     "report.folding": (set(), set()),
     "report.html": ({"ir"}, set()),

@@ -164,6 +164,9 @@ class GraphView:
     roots
         Arrays whose name, shape, dtype and chunks are known from the collections
         themselves.  They take precedence over the annotations of layers.
+    solvers
+        Calls of ``da.linalg`` that use factorisations, see :mod:`dasktile.capture.steps`; None
+        until they are needed.
     """
 
     graph: HighLevelGraph
@@ -173,6 +176,7 @@ class GraphView:
     _heads: dict[str, frozenset[Any]] = field(default_factory=dict, repr=False)
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     _known: dict[str, Keys] = field(default_factory=dict, repr=False)
+    solvers: dict[str, str] | None = field(default=None, repr=False)
 
     @property
     def layers(self) -> Mapping[str, Layer]:

@@ -49,6 +49,7 @@ from dasktile.capture.rules import (
     views,
     whole_groups,
 )
+from dasktile.capture.titles import call_of_layer
 from dasktile.capture.unchanged import opaque
 from dasktile.capture.undeclared import declare_reads
 from dasktile.ir import Edge, Kind, Label, Node, Program
@@ -247,6 +248,8 @@ def _unchanged_reason(layer: Layer, info: ArrayInfo) -> str:
     if layer.annotations:
         return "the layer is annotated"
     if info.dtype.hasobject or info.dtype.kind == "V":
+        if call_of_layer(info.name) == "unique":
+            return f"a step of unique: {UNKNOWN_SIZES}"
         return f"arrays of dtype {info.dtype} are not supported"
     if any(size == 0 for sizes in info.chunks for size in sizes):
         return "some chunks are empty"

@@ -17,6 +17,7 @@ from dasktile._compat.dask import Alias, enforce_dtype
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
+from dasktile.capture.steps import factorisation, group_by, mapped_by_xarray
 from dasktile.capture.titles import call_of, call_of_layer
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import ALREADY_TILED
@@ -25,11 +26,19 @@ from dasktile.schedule.placement import is_written
 #: The reason of results whose chunk sizes depend on values.
 UNKNOWN_SIZES = "its chunk sizes are unknown until it is computed"
 
-#: Factorisations of matrices, whose tasks read each other's results.
-_FACTORISATIONS = frozenset(("cholesky", "lu", "qr", "sfqr", "solve_triangular", "svd"))
-
-#: Packages whose functions are steps of one call of the user, and that call.
-_GROUPING = {"flox": "flox's group-by"}
+#: Of calls whose layers have tasks that are written one by one, or depend on the chunks.
+_WRITTEN = "its tasks are written one by one for these chunks"
+_REASONS = {
+    "percentile": "percentile merges percentiles of chunks, so that its result depends on them",
+    "reshape_blockwise": (
+        "reshape_blockwise, which xarray's polyfit uses, keeps the elements of each chunk together,"
+        " so that their order depends on the chunks"
+    ),
+    "setitem": (
+        f"setitem: {_WRITTEN}; one known value at known positions, as in x[2:5] = 0, is tiled"
+    ),
+    "vindex": f"vindex: {_WRITTEN}, and there is no rule for them",
+}
 
 
 def reason_for(view: GraphView, name: str, declined: str = "") -> str:
@@ -48,12 +57,10 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     if declined:
         return declined
     function, keywords = called_function(layer)
-    grouping = _GROUPING.get((getattr(function, "__module__", "") or "").partition(".")[0])
-    if grouping:
+    if grouping := group_by(view, name):
         return f"a step of {grouping}, whose result depends on the chunks"
-    factorisation = _factorisation(view, name)
-    if factorisation:
-        return f"a step of {factorisation}, whose tasks read each other's results"
+    if solver := factorisation(view, name):
+        return f"a step of {solver}, whose tasks read each other's results"
     for other in view.dependencies(name):
         if view.array(other) is None and _is_array(view.layers[other]):
             return "reads an array of unknown chunk sizes"
@@ -64,6 +71,15 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     if (getattr(function, "__module__", "") or "").startswith("dasktile."):
         return ALREADY_TILED
     prefix, operation = key_split(name), call_of_layer(name)
+    if called := mapped_by_xarray(view, name):
+        return (
+            f"the result of {called} in xarray's map_blocks may depend on the chunks; apply_ufunc"
+            " with dask='parallelized' says along which dimensions it does not"
+        )
+    title = call_of(_name(function))
+    known = _REASONS.get(operation) or _REASONS.get(title)
+    if known:
+        return known
     others = _no_arrays(view, name)
     if others and all(isinstance(task, Alias) for task in view.tasks(name).values()):
         return f"its blocks are results of the delayed function {others}"
@@ -71,7 +87,6 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         return f"{operation} reads results of {others}, which are not the blocks of an array"
     if any(key_split(key) != prefix for key in itertools.islice(layer, SETTINGS.sampled_keys)):
         return f"there is no rule for the tasks of {operation}, which may depend on the chunks"
-    title = call_of(_name(function))
     if title in ("", "apply"):
         # dask's own function that calls another one
         title = operation
@@ -107,21 +122,6 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
         f"the result of user function {_name(function)} may depend on the chunks; if not, declare"
         " it with dasktile.register_kernel"
     )
-
-
-def _factorisation(view: GraphView, name: str) -> str:
-    """The factorisation that a layer is a step of; empty if there is none."""
-    steps, seen = [name], {name}
-    while steps:
-        step = steps.pop()
-        call = call_of_layer(step)
-        if call in _FACTORISATIONS:
-            return call
-        # the steps between a factorisation and its results are no arrays
-        others = [other for other in view.dependencies(step) if view.array(other) is None]
-        steps += [other for other in others if other not in seen]
-        seen.update(others)
-    return ""
 
 
 def _no_arrays(view: GraphView, name: str) -> str:

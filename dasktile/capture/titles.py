@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dask.utils import key_split
 
 #: Endings by which Dask names the layers of one call.
-_STEPS = ("-partial", "-aggregate", "-merge", "-split", "-blockwise", "-along-axis")
+_STEPS = (
+    *("-partial", "-aggregate", "-merge", "-split", "-blockwise", "-along-axis"),
+    # of flox
+    *("-preprocess", "-chunk", "-simple-reduce", "-reduce-map-reduce", "-reduce-cohorts"),
+)  # fmt: skip
 
 #: The call, by the name of a function or a layer that Dask has for a step of it.
 _CALLS: Mapping[str, str] = {
@@ -20,6 +24,7 @@ _CALLS: Mapping[str, str] = {
     "bincount_agg": "bincount",
     **dict.fromkeys(("chunk_sum", "sum_wo_cat"), "matmul"),
     "cholesky-upper": "cholesky",
+    "chunk_einsum": "einsum",
     "chunk_max": "max",
     "chunk_min": "min",
     "custom_nanquantile": "nanquantile",
@@ -28,10 +33,13 @@ _CALLS: Mapping[str, str] = {
     "histogramdd-sum": "histogramdd",
     "int_piecewise": "piecewise",
     "isin_kernel": "isin",
+    **dict.fromkeys(("lstsq-rank", "lstsq-singular"), "lstsq"),
     **dict.fromkeys(("lu-l", "lu-p", "lu-u"), "lu"),
     "nanmax_skip": "nanmax",
     "nanmin_skip": "nanmin",
+    "nanpolyfit_1d": "polyfit",
     "numpy_vindex": "vindex",
+    "percentile_tdigest": "percentile",
     "searchsorted_block": "searchsorted",
     "slice_with_int_dask_array_aggregate": "getitem",
     "solve-triangular": "solve_triangular",

@@ -11,7 +11,7 @@ from dask.highlevelgraph import Layer
 from dasktile._compat.dask import Task
 from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation, Verbatim, has_blocks
 from dasktile.capture.references import head_of
-from dasktile.capture.titles import call_of_layer
+from dasktile.capture.steps import call_of_step
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
@@ -44,7 +44,7 @@ def opaque(
     members, arrays = _members(view, info.name, inputs)
     one_block = has_one_block(info)
     return Operation(
-        op=call_of_layer(info.name),
+        op=call_of_step(view, info.name),
         kind=Kind.OPAQUE,
         labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
         out=tuple(AxisMap(axis) for axis in range(len(info.shape))),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks, Sharding
+from dasktile.report.dimensions import with_dimensions
 from dasktile.report.explanation import Explanation, NodeReport
 from dasktile.tiling.plan import TilingPlan
 
@@ -68,6 +69,7 @@ def describe_plan(
     unplanned: int = 0,
     variables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     memory: int | None = None,
+    dims: Mapping[str, tuple[Hashable, ...]] = MappingProxyType({}),
 ) -> Explanation:
     """Describe a plan.
 
@@ -106,6 +108,8 @@ def describe_plan(
         By the name of an array, the names of the variables of xarray objects that have it.
     memory
         Bytes that a worker may have in all; None if that is unknown.
+    dims
+        By the name of an array, its dimensions in these objects.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -118,6 +122,11 @@ def describe_plan(
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)
         if chunks is not None
     }
+    given = [
+        plan.reasons[index] if index < len(plan.reasons) else node.reason
+        for index, node in enumerate(plan.program.nodes)
+    ]
+    reasons = with_dimensions(plan.program, given, dims)
     nodes = tuple(
         NodeReport(
             name=node.name,
@@ -132,7 +141,7 @@ def describe_plan(
             read_after=plan.after.read[index],
             tasks_before=plan.before.tasks[index],
             tasks_after=plan.after.tasks[index],
-            reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
+            reason=reasons[index],
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
             homes=_homes(plan, index, final),
             layers=layers.get(index, ()),

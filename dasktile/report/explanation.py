@@ -37,9 +37,6 @@ _MORE_RECEIVED = 1.1
 #: time of one task.
 LARGE = 2**20
 
-#: What the bytes of the first line are.
-_ON_BEST = " between workers with every task on its best worker"
-
 #: Begins the line of predicted memory.
 _HOLDS = "results in memory: at most about"
 
@@ -151,7 +148,8 @@ class Explanation:
     Bytes that workers receive from each other have these names here and in other reports:
 
     - *moves*, *moved before*, *moved after*: by the model that chooses the plan, with every task on
-      its best worker; always shown;
+      its best worker; always shown, but of the input's chunks not where steps that are not counted
+      may move more than the plan (`uncounted`);
     - *in all*: these, and those that tasks of one operation receive from each other, as of
       ``da.linalg.solve``, where that is more; `bytes_predicted`;
     - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
@@ -317,6 +315,14 @@ class Explanation:
         return self.changed or self.planned
 
     @property
+    def _is_comparable(self) -> bool:
+        """Whether the bytes moved before are as complete as those after.
+
+        Steps of which it is unknown what they read may be counted with the tiles of the plan only.
+        """
+        return not self.uncounted or self.bytes_after <= self.bytes_before
+
+    @property
     def bytes_predicted(self) -> int:
         """Bytes that workers receive from each other: of the plan, or of Dask's own graph.
 
@@ -453,7 +459,7 @@ class Explanation:
             tasks = ("tasks", self.tasks_before, self.tasks_after)
         rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
             (*tasks, "{:,}".format),
-            ("bytes moved with every task on its best worker", self.bytes_before,
+            ("bytes moved, by the model", self.bytes_before if self._is_comparable else None,
              self.bytes_after, format_bytes),
             ("results in memory on one worker", self.results_before, self.results_after,
              format_bytes),
@@ -561,6 +567,11 @@ class Explanation:
                 f"not all counted: bytes received for {format_names(names, _UNCOUNTED_NAMES)},"
                 " as it is unknown which blocks their tasks read"
             )
+        if self._has_plan and not self._is_comparable:
+            lines.append(
+                f"with the chunks of the input {format_bytes(self.bytes_before)} are counted,"
+                " without the steps whose reads are unknown"
+            )
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
         if self.spilled_before or self.spilled_after:
@@ -605,8 +616,9 @@ class Explanation:
 
     def _changed(self) -> list[str]:
         before, after = self.bytes_before, self.bytes_after
-        same = ", as the chunks of the input would"
-        moved = _instead("moves", before, after, _ON_BEST, same)
+        moved = f"moves {format_bytes(after)} between workers"
+        if self._is_comparable:
+            moved = _instead("moves", before, after, " between workers")
         line = f"{format_count(self.workers, 'worker')}, {moved} ({self._certificate()})"
         if self.planned:
             line = f"optimize returns the input itself: {self.verdict}; its plan: {line}"
@@ -626,9 +638,14 @@ class Explanation:
         )
         if self.refused:
             result = "raises a TooManyTasksError"
-        lines = [f"{workers}: optimize {result}{because}", f"it moves {moved}{_ON_BEST}"]
+        lines = [
+            f"{workers}: optimize {result}{because}",
+            f"by the model it moves {moved} between workers",
+        ]
         if self.in_memory and self.received_before is not None:
-            lines[1] += " of a grid, which Dask's scheduler does not keep to"
+            lines[1] += (
+                " if its tiles are on a grid of workers, to which Dask's scheduler does not keep"
+            )
         if self.run_tasks_before is None:
             lines[1] += f"; {format_count(self.tasks_before, 'task')}"
         if 0 < self.lower_bound <= self.bytes_before:

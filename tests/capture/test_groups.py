@@ -232,7 +232,10 @@ def test_half_precision_is_unchanged() -> None:
     array = _data((4, 20), (4, 3), "f2")
     result = _reduce(array, _labels(20, "cycle"), func="sum", method="map-reduce")
     *_, last = _group_nodes(result)
-    assert last.reason == "flox's group-by sum: float16 is rounded differently in other chunks"
+    assert (
+        last.reason
+        == "flox's group-by sum over axis 1: float16 is rounded differently in other chunks"
+    )
     _assert_recognised(_reduce(array, _labels(20, "cycle"), func="max", method="map-reduce"))
 
 
@@ -336,7 +339,7 @@ def test_blocks_without_any_group_are_not_computed() -> None:
     labels[20:30] = np.nan
     means = _reduce(array, labels, func="mean", method="cohorts")
     *_, last = _group_nodes(means)
-    assert last.reason == "flox's group-by mean: blocks without any group are not read"
+    assert last.reason == "flox's group-by mean over axis 1: blocks without any group are not read"
     product = means.T @ means
     expected = product.compute(scheduler="sync")
     with dask.config.set(EAGER):
@@ -358,7 +361,9 @@ def test_partial_results_of_single_blocks_are_no_arrays() -> None:
     labels = np.arange(40) // 10 * 2 + np.arange(40) % 2
     means = _reduce(array, labels, func="mean", method="blockwise")
     [node] = _group_nodes(means)
-    assert node.kind is Kind.OPAQUE and node.reason.startswith("flox's group-by mean: elements")
+    assert node.kind is Kind.OPAQUE and node.reason.startswith(
+        "flox's group-by mean over axis 2: elements"
+    )
     # they would have the bytes of the blocks, and these would be moved
     assert dasktile.explain(means.sum(), workers=4).bytes_after < 1000
 

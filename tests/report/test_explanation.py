@@ -98,8 +98,8 @@ def gram(tiled: bool = True) -> TilingPlan:
 def test_table() -> None:
     assert str(describe_plan(gram())) == textwrap.dedent(
         """\
-        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers with every task on
-          its best worker (lower bound 66.8 MiB: within 3 %); 15 tasks instead of 1,206
+        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8
+          MiB: within 3 %); 15 tasks instead of 1,206
         reads 137 MiB instead of 412 MiB from storage
 
            operation                 from  shape         chunks             moved before
@@ -187,9 +187,20 @@ def test_unchanged_plans_are_reported() -> None:
     lines = str(describe_plan(gram(tiled=False))).split("\n\n")[0].splitlines()
     text = " ".join(" ".join(lines).split())
     assert text.startswith(
-        "4 workers: optimize returns the input itself: the input's own chunks cost no more it moves"
-        " 1.2 GiB between workers with every task on its best worker; 1,206 tasks"
+        "4 workers: optimize returns the input itself: the input's own chunks cost no more by the"
+        " model it moves 1.2 GiB between workers; 1,206 tasks"
     )
+
+
+def test_bytes_are_not_compared_where_steps_of_the_input_are_not_counted() -> None:
+    explanation = describe_plan(gram())
+    assert "instead of 1.2 GiB between" in str(replace(explanation, uncounted=(1,)))
+    fewer = replace(explanation, uncounted=(1,), bytes_before=7_168)
+    text = " ".join(str(fewer).split())
+    assert text.startswith("4 workers, moves 68.7 MiB between workers (lower bound 66.8 MiB,")
+    assert "with the chunks of the input 7.0 KiB are counted, without the steps whose" in text
+    assert "bytes moved" in explanation._repr_html_()
+    assert "bytes moved, by the model" not in fewer._repr_html_()
 
 
 def test_nothing_to_tile() -> None:
@@ -232,7 +243,7 @@ def test_html_is_well_formed() -> None:
     rows = root.findall(".//table[@class='numbers']/tbody/tr")
     assert [[cell.text for cell in row.findall("td")] for row in rows][:2] == [
         ["tasks", "1,206", "15"],
-        ["bytes moved with every task on its best worker", "1.2 GiB", "68.7 MiB"],
+        ["bytes moved, by the model", "1.2 GiB", "68.7 MiB"],
     ]
 
 

@@ -391,7 +391,8 @@ def block_dependent(view: GraphView, name: str) -> NotRecognised | None:
             f"{funcname(function)} uses block_id, block_info or another argument per block"
         )
     if any(isinstance(argument, (TaskRef, GraphNode)) for argument, _ in layer.indices):
-        return NotRecognised("an argument is a delayed value, not an array")
+        call = call_of_layer(name)
+        return NotRecognised(f"an argument of {call} is a delayed value, not an array")
     return None
 
 

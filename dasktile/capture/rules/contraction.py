@@ -31,8 +31,10 @@ from dasktile.capture.base import (
     Recogniser,
     added_axes,
 )
+from dasktile.capture.corrections import called_function
 from dasktile.capture.rules.blockwise import Contract, Operands, operands
 from dasktile.capture.rules.trees import Call, read_level, read_tree, unwrap
+from dasktile.capture.titles import call_of_layer
 from dasktile.ir import AxisMap, Kind, Label, Role
 
 #: The block functions of products, and the names of the operations.
@@ -51,20 +53,48 @@ def contraction(view: GraphView, name: str) -> Operation | NotRecognised | None:
     if isinstance(layer, Blockwise):
         if layer.task.func is einsum_block:
             return _operation(view, layer, info) or _declined(view, layer)
-        return _declined(view, layer) if _product(layer) else None
+        product = layer if _product(layer) else _product_below(view, name)
+        return None if product is None else _declined(view, product)
     product = _squeezed(view, name) or _summed(view, name)
-    return (
-        _operation(view, product, info) or _declined(view, product) if product is not None else None
-    )
+    if product is None:
+        product = _product_below(view, name)
+        return None if product is None else _declined(view, product)
+    return _operation(view, product, info) or _declined(view, product)
 
 
 def _declined(view: GraphView, layer: Blockwise) -> NotRecognised | None:
     """Why a product is unchanged; None if that is because of what it reads."""
     if any(view.array(read) is None for read in layer.numblocks if read not in layer.io_deps):
         return None
+    read, call = operands(view, layer), _product(layer)
+    common = np.result_type(*(array.dtype for array in read.arrays)) if read else np.dtype(float)
+    if layer.task.kwargs.get("kernel_dtype") not in (None, common):
+        common = np.dtype(float)
+    depends = "so that its values depend on the chunks; after astype({}) it is tiled"
+    if common.kind == "b":
+        reason = f"{call} of booleans is 'or' within a chunk and a count over several, "
+        return NotRecognised(reason + depends.format("int"))
+    if common.kind in "iu" and common.itemsize < 8:
+        wide = "int64" if common.kind == "i" else "uint64"
+        reason = f"{call} of {common} overflows within a chunk, and chunks are added in {wide}, "
+        return NotRecognised(reason + depends.format(wide))
     return NotRecognised(
-        f"{_product(layer)} of these dtypes or arguments may have other values in other chunks"
+        f"{call} of these dtypes or arguments may have other values in other chunks"
     )
+
+
+def _product_below(view: GraphView, name: str) -> Blockwise | None:
+    """The layer of products whose blocks a layer sums, maybe after others; None for another one."""
+    # by name first, as functions of layers are found slowly
+    while call_of_layer(name) == "matmul" and _sums(unwrap(called_function(view.layers[name])[0])):
+        names = view.dependencies(name)
+        if len(names) != 1:
+            return None
+        [name] = names
+        layer = view.layers[name]
+        if isinstance(layer, Blockwise) and _product(layer):
+            return layer
+    return None
 
 
 def _operation(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Operation | None:

@@ -46,6 +46,7 @@ from dasktile.capture.references import Key
 from dasktile.capture.rules.folds import Fold
 from dasktile.capture.rules.trees import Blocks, Call, nested_keys, read_tree, unwrap
 from dasktile.capture.settings import SETTINGS
+from dasktile.capture.steps import group_by_title
 from dasktile.ir import AxisMap, Groups, Kind, Label, Role
 
 #: Aggregations of flox that depend on the order of blocks, but not on their grouping.
@@ -173,7 +174,8 @@ def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | 
     if not reason and key in _ORDERED and not (reduced.in_order and len(step.axes) == 1):
         reason = "the result depends on the order of blocks"
     if reason:
-        return NotRecognised(f"flox's group-by {key}: {reason}", _unchanged(view, out))
+        title = group_by_title(key, step.axes)
+        return NotRecognised(f"{title}: {reason}", _unchanged(view, out))
     kept = len(step.array.shape) - len(step.axes)
     shape = (*step.array.shape[:kept], len(reduced.groups))
     if layer.output_indices != (*symbols[:kept], symbols[-1]) or out.shape != shape:

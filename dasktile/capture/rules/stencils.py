@@ -200,7 +200,7 @@ def _extended(
 
 def _declined(view: GraphView, name: str) -> NotRecognised | None:
     """The reason for an unchanged ``map_overlap``, for each of its layers."""
-    trimming = read_trim(view, name)
+    trimming, trimmed = read_trim(view, name), name
     if trimming is not None:
         applied = trimming[2]
     elif any(overlap_layers(view, other) for other in view.dependencies(name)):
@@ -229,12 +229,37 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
             f"declare its halo with dasktile.register_kernel({called}, halo=...)"
         )
     else:
-        depths = ", ".join(f"{depth} along axis {axis}" for axis, depth in use.halo.items())
-        reason = (
-            f"{title} in map_overlap reads neighbours ({depths}): depth must be at least that, with"
-            " trim=True"
-        )
+        if trimming is None:
+            # the layers of one call have one reason
+            trimmed = next((r for r in _readers(view, applied) if _trims(view, r, applied)), "")
+            trimming = read_trim(view, trimmed) if trimmed else None
+        if trimming is not None and _is_deep(trimming, use.halo):
+            declined = _stencil(view, trimmed)
+            if isinstance(declined, NotRecognised):
+                return declined
+            reason = f"there is no rule for {title} in map_overlap with these arguments"
+        else:
+            halo = ", ".join(f"{depth} along axis {axis}" for axis, depth in use.halo.items())
+            reason = (
+                f"{title} in map_overlap reads neighbours ({halo}): depth must be at least that,"
+                " with trim=True"
+            )
     return NotRecognised(reason)
+
+
+def _trims(view: GraphView, name: str, applied: str) -> bool:
+    """Whether a layer trims the results of another one."""
+    trimming = read_trim(view, name)
+    return trimming is not None and trimming[2] == applied
+
+
+def _is_deep(trimming: Trimming, halo: Mapping[int, int]) -> bool:
+    """Whether as many neighbours are exchanged as a function reads."""
+    depths = trimming[0]
+    return all(
+        -len(depths) <= axis < len(depths) and min(depths[axis]) >= depth
+        for axis, depth in halo.items()
+    )
 
 
 def _readers(view: GraphView, name: str) -> list[str]:

@@ -31,6 +31,7 @@ from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.groups import extracting, is_same, known_blocks, read_inputs
 from dasktile.capture.rules.trees import Call, unwrap
 from dasktile.capture.settings import SETTINGS
+from dasktile.capture.steps import group_by_title
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 #: Aggregations of flox that treat all lanes independently, with operations per element.
@@ -60,12 +61,13 @@ def whole_groups(view: GraphView, name: str) -> Operation | NotRecognised | None
     key, agg = layer.task.kwargs["key"], call.keywords["agg"]
     if inputs is None or agg.name != key:
         return None
+    title = group_by_title(key, call.keywords["axis"])
     if reason := _unsupported(flox, agg):
-        return NotRecognised(f"flox's group-by {key}: {reason}")
+        return NotRecognised(f"{title}: {reason}")
     array, numbers = inputs
     ndim, new = len(array.shape), tuple(added_axes(layer))
     if call.keywords["axis"] != (ndim - 1,) or len(numbers.shape) != 1:
-        return NotRecognised(f"flox's group-by {key}: the labels are along several axes")
+        return NotRecognised(f"{title}: the labels are along several axes")
     if layer.output_indices != (*new, *symbols) or len(symbols) != ndim:
         return None
     if numbers.chunks[0] != array.chunks[-1]:
@@ -77,7 +79,7 @@ def whole_groups(view: GraphView, name: str) -> Operation | NotRecognised | None
     groups = _along_groups(view, call, array, numbers, out.chunks[-1])
     if groups is None:
         return NotRecognised(
-            f"flox's group-by {key}: elements of a group must be neighbours, or all in one block"
+            f"{title}: elements of a group must be neighbours, or all in one block"
         )
     label, read = groups
     labels = (

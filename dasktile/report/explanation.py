@@ -643,9 +643,7 @@ class Explanation:
             f"by the model it moves {moved} between workers",
         ]
         if self.in_memory and self.received_before is not None:
-            lines[1] += (
-                " if its tiles are on a grid of workers, to which Dask's scheduler does not keep"
-            )
+            lines[1] += " with tiles on a grid of workers, which Dask's scheduler ignores"
         if self.run_tasks_before is None:
             lines[1] += f"; {format_count(self.tasks_before, 'task')}"
         if 0 < self.lower_bound <= self.bytes_before:

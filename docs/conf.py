@@ -109,6 +109,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = "dasktile"
 html_static_path = ["_static"]
 html_css_files = ["dasktile.css"]
+# dark where the browser prefers that
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,

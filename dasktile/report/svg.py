@@ -220,7 +220,7 @@ text { font: 12px sans-serif; fill: #222; }
 .caption { font-size: 13px; }
 .title { font-weight: bold; }
 .moved { fill: #a33; }
-.halo { stroke: white; stroke-width: 4px; fill: none; }
+.halo { stroke: white; stroke-width: 8px; stroke-linejoin: round; fill: none; }
 .box { fill: #f7f9fc; stroke: #567; }
 .kept { fill: #f4f4f4; stroke: #999; stroke-dasharray: 4 3; }
 .edge { fill: none; stroke: #89a; }

@@ -36,6 +36,7 @@ _OPTIONAL = {
     "zarr": "arrays in Zarr files, as those of the demo",
     "xarray": "xarray objects",
     "flox": "group-by of xarray objects",
+    "dask-array": "arrays of dask_array (the extra expressions)",
     "cupy": "results on GPUs, spilled to the host",
     "dask-cuda": "LocalCUDACluster and its workers",
 }

@@ -95,12 +95,22 @@ nitpick_ignore_regex = [
     ("py:.*", r"(optional|Any|Client|Path|Chunks|TilingPlan|Scheduler|Worker).*"),
 ]
 
+# External links, which `ci/linkcheck` checks -------------------------------------------------
+
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1|scheduler)\b.*"]
+# GitHub and PyPI add the headings of a page by a script
+linkcheck_anchors_ignore_for_url = [r"https://(github\.com|pypi\.org)/.*"]
+
 # The theme ------------------------------------------------------------------------------
 
 html_theme = "pydata_sphinx_theme"
 html_title = "dasktile"
 html_static_path = ["_static"]
 html_css_files = ["dasktile.css"]
+# dark where the browser prefers that
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +259,17 @@ def test_doctor_of_this_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["versions"]["dask"] == dask.__version__
     assert values["settings"]["bundle"] == 8 and values["cluster"] is None
     assert set(values["optional"]) >= {"numba", "bokeh", "cupy", "xarray"}
+
+
+def test_doctor_knows_the_packages_of_extras() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    users = [extras[name] for name in extras.keys() - {"test", "docs"}]
+    names = {re.split(r"[\[<>=;]", each)[0] for each in itertools.chain(*users)}
+    report = doctor.examine()
+    assert "dask-array" in names
+    assert {re.sub(r"-cuda\d+x$", "", name) for name in names} <= set(report.optional)
+    assert "arrays of dask_array" in str(report)
 
 
 def test_doctor_names_problems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,8 +110,17 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"ir", "capture.base", "cluster.target", "schedule.placement", "tiling.mesh"},
         set(),
     ),
+    "report.graphviz": (set(), set()),
     "report.svg": (
-        {"ir", "report.formatting", "report.html", "report.page", "report.palette"},
+        {
+            "ir",
+            "report",
+            "report.formatting",
+            "report.graphviz",
+            "report.html",
+            "report.page",
+            "report.palette",
+        },
         {"cairosvg"},
     ),
     "report.explanation": (

@@ -475,7 +475,13 @@ class Explanation:
         ]
         return page.table(("", "before", "after"), shown, name="numbers")
 
-    def visualize(self, filename: str | Path = "dasktile.svg", *, fold: bool = True) -> Path:
+    def visualize(
+        self,
+        filename: str | Path = "dasktile.svg",
+        *,
+        fold: bool = True,
+        layout: str = "auto",
+    ) -> Path:
         """Draw the expression: its tiles before and after, and the bytes that move.
 
         Tiles have the colours of their workers.  The wider a line, the more bytes workers receive
@@ -489,6 +495,10 @@ class Explanation:
         fold
             Whether structure that repeats, such as the steps of a loop, is drawn once if there are
             many arrays.  The bytes shown are then the sum.
+        layout
+            ``"dot"`` places boxes and lines by the program ``dot`` of Graphviz, whose lines are
+            shorter and cross less often, ``"own"`` without any program, and ``"auto"`` by ``dot``
+            where it is installed and succeeds.
 
         Returns
         -------
@@ -498,16 +508,18 @@ class Explanation:
         Raises
         ------
         ValueError
-            If the name has another suffix.
+            If the name has another suffix, or there is no such layout.
         ImportError
             If ``cairosvg`` is needed and not installed.
         OSError
-            If the file cannot be written.
+            If the file cannot be written, or `layout` is ``"dot"`` and the program is missing
+            or fails.
         """
         boxes = [_box(str(index), [node]) for index, node in enumerate(self.nodes)]
         if fold and len(boxes) > _MANY_BOXES:
             boxes = self._folded_boxes()
-        return picture.write(Path(filename), boxes, self._summary().split("\n"), self.workers)
+        caption = self._summary().split("\n")
+        return picture.write(Path(filename), boxes, caption, self.workers, layout)
 
     def _folded_boxes(self) -> list[picture.Box]:
         kinds = [

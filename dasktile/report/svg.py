@@ -1,8 +1,9 @@
 """The picture of an expression: boxes in layers, drawn without any library.
 
-Boxes are put into layers by their distance from the inputs, ordered within a layer by
-where their neighbours are, and joined by curves.  An edge that crosses layers gets a
-place of its own in each, so that it does not run through boxes.
+Boxes and lines are where the program ``dot`` places them, if it is installed: lines are shorter
+and cross less often.  Without it, boxes are put into layers by their distance from the inputs,
+ordered within a layer by where their neighbours are, and joined by curves.  An edge that crosses
+layers gets a place of its own in each, so that it does not run through boxes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from pathlib import Path
 
 from dasktile.ir import Chunks
 from dasktile.report.formatting import shortened
+from dasktile.report.graphviz import Layout, Point, is_installed, place
 from dasktile.report.html import outline
 from dasktile.report.page import suffix_of
 from dasktile.report.palette import PALETTE
 
 #: Suffixes of the files that can be written.
 _FORMATS = (".svg", ".dot", ".gv", ".png", ".pdf")
+
+#: Ways to place boxes.
+_LAYOUTS = ("auto", "dot", "own")
 
 _WIDTH, _GAP, _LAYER_GAP, _MARGIN = 250, 30, 64, 24
 _LINE, _GRID, _LANE = 16, 44, 14
@@ -75,7 +80,13 @@ class Box:
     kept: bool
 
 
-def write(path: Path, boxes: Sequence[Box], caption: Sequence[str], workers: int) -> Path:
+def write(
+    path: Path,
+    boxes: Sequence[Box],
+    caption: Sequence[str],
+    workers: int,
+    layout: str = "auto",
+) -> Path:
     """Draw boxes into a file, in the format given by the suffix of its name.
 
     Parameters
@@ -88,23 +99,28 @@ def write(path: Path, boxes: Sequence[Box], caption: Sequence[str], workers: int
         Lines of text above the picture.
     workers
         Number of workers, for the legend of colours.
+    layout
+        ``"dot"``, ``"own"``, or ``"auto"`` for ``"dot"`` where that program is installed.
 
     Raises
     ------
     ValueError
-        If the name has another suffix.
+        If the name has another suffix, or there is no such layout.
     ImportError
         If ``cairosvg`` is needed and not installed.
     OSError
-        If the file cannot be written.
+        If the file cannot be written, or ``dot`` is needed and missing or failing.
     """
+    if layout not in _LAYOUTS:
+        raise ValueError(f'layout must be "auto", "dot" or "own"; got {layout!r}')
     suffix = suffix_of(path, _FORMATS)
     if suffix == ".svg":
-        path.write_text(svg(boxes, caption, workers), encoding="utf-8")
+        path.write_text(svg(boxes, caption, workers, layout), encoding="utf-8")
     elif suffix in (".dot", ".gv"):
         path.write_text(dot(boxes, caption), encoding="utf-8")
     else:
-        path.write_bytes(_converter(suffix)(bytestring=svg(boxes, caption, workers).encode()))
+        picture = svg(boxes, caption, workers, layout)
+        path.write_bytes(_converter(suffix)(bytestring=picture.encode()))
     return path
 
 
@@ -137,9 +153,11 @@ def dot(boxes: Sequence[Box], caption: Sequence[str]) -> str:
     return "\n".join([*out, "}", ""])
 
 
-def svg(boxes: Sequence[Box], caption: Sequence[str], workers: int = 0) -> str:
+def svg(
+    boxes: Sequence[Box], caption: Sequence[str], workers: int = 0, layout: str = "auto"
+) -> str:
     """The expression as an SVG document."""
-    places, routes, width, height = _layout(boxes)
+    places, routes, width, height = _placed(boxes, layout)
     room = max(_CAPTION, width // _LETTER)
     caption = [part for line in caption for part in textwrap.wrap(line, room) or [""]]
     key = _legend(workers) if any(box.homes for box in boxes) else []
@@ -202,7 +220,7 @@ text { font: 12px sans-serif; fill: #222; }
 .caption { font-size: 13px; }
 .title { font-weight: bold; }
 .moved { fill: #a33; }
-.halo { stroke: white; stroke-width: 4px; fill: none; }
+.halo { stroke: white; stroke-width: 8px; stroke-linejoin: round; fill: none; }
 .box { fill: #f7f9fc; stroke: #567; }
 .kept { fill: #f4f4f4; stroke: #999; stroke-dasharray: 4 3; }
 .edge { fill: none; stroke: #89a; }
@@ -291,11 +309,21 @@ def _height(box: Box) -> int:
 
 # Layout -----------------------------------------------------------------------------
 
-_Point = tuple[float, float]
+
+def _placed(boxes: Sequence[Box], layout: str) -> Layout:
+    if layout == "own" or not boxes or (layout == "auto" and not is_installed()):
+        return _layers(boxes)
+    sizes = [(_WIDTH, _height(box)) for box in boxes]
+    try:
+        return place(sizes, [box.inputs for box in boxes], _GAP, _LAYER_GAP)
+    except OSError:
+        if layout == "dot":
+            raise
+        return _layers(boxes)
 
 
-def _layout(boxes: Sequence[Box]) -> tuple[list[_Point], list[list[_Point]], int, int]:
-    """Positions of all boxes, routes of all edges, and the width and height of the picture."""
+def _layers(boxes: Sequence[Box]) -> Layout:
+    """Places in layers, without a library."""
     depth: list[int] = []
     for box in boxes:
         depth.append(1 + max((depth[producer] for producer in box.inputs), default=-1))
@@ -344,7 +372,7 @@ def _layout(boxes: Sequence[Box]) -> tuple[list[_Point], list[list[_Point]], int
         (middle[index] - _WIDTH / 2, float(tops[depth[index]])) for index in range(len(boxes))
     ]
 
-    routes: list[list[_Point]] = []
+    routes: list[list[Point]] = []
     for chain in chains:
         first, last = chain[0], chain[-1]
         route = [(middle[first], float(tops[depth[first]] + _height(boxes[first])))]
@@ -352,9 +380,9 @@ def _layout(boxes: Sequence[Box]) -> tuple[list[_Point], list[list[_Point]], int
             route.append((middle[member], float(tops[step])))
             route.append((middle[member], float(tops[step] + heights[step])))
         route.append((middle[last], float(tops[depth[last]])))
-        routes.append(route)
+        routes.append(_bent(route))
     width = max((middle[index] + wide[index] / 2 for index in range(len(wide))), default=0.0)
-    return places, routes, math.ceil(width), max(0, y - _LAYER_GAP)
+    return Layout(places, routes, math.ceil(width), max(0, y - _LAYER_GAP))
 
 
 def _order(
@@ -397,11 +425,17 @@ def _spread(
             middle[member] -= drift
 
 
-def _curve(route: list[_Point]) -> str:
-    x, y = route[0]
-    out = [f"M{x:.1f} {y:.1f}"]
-    for nx, ny in route[1:]:
+def _bent(route: list[Point]) -> list[Point]:
+    """Points of Bezier curves through all points of a route, which leave and reach them upright."""
+    out = route[:1]
+    for (x, y), (nx, ny) in pairwise(route):
         bend = (ny - y) / 2
-        out.append(f"C{x:.1f} {y + bend:.1f} {nx:.1f} {ny - bend:.1f} {nx:.1f} {ny:.1f}")
-        x, y = nx, ny
-    return "".join(out)
+        out += [(x, y + bend), (nx, ny - bend), (nx, ny)]
+    return out
+
+
+def _curve(points: list[Point]) -> str:
+    """The path of Bezier curves."""
+    start, *others = (f"{x:.1f} {y:.1f}" for x, y in points)
+    curves = (" ".join(others[at : at + 3]) for at in range(0, len(others), 3))
+    return f"M{start}" + "".join(f"C{curve}" for curve in curves)

@@ -1,6 +1,7 @@
 """The code of pages about clusters runs, with a stand-in for what this machine lacks.
 
 Pages with cells are executed when the site is built, and the README in ``tests/test_examples.py``.
+Other code is in ``test_code.py``.
 """
 
 from __future__ import annotations

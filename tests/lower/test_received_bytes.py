@@ -200,7 +200,8 @@ def test_groups(
     plan, planned = dasktile.explain(result), dasktile.optimize(result)
     moved, lost = traffic([planned], workers)
     assert not lost
-    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+    # the dicts of partial results are counted, too, whose sizes differ between versions of Python
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.08, abs=_NEAR)
     # partial results of a worker are combined on it first
     partial = {"nanmean": 16, "max": 8, "count": 8}[func]
     held = -(-240 // days) if method == "map-reduce" else -(-240 // workers // days) + 1

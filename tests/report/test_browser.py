@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import dasktile
+from dasktile.report import graphviz
 from dasktile.report.diagnosis import Diagnosis, Missed, OperationUse, WorkerUse
 from dasktile.report.page import save_page
 from dasktile.runtime.metrics import LayerCounts, Metrics, WorkerCounts
@@ -91,35 +93,70 @@ def test_reports_in_a_browser(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-@needs_browser
-@pytest.mark.parametrize("steps", [1, 25])
-def test_pictures_in_a_browser(tmp_path: Path, steps: int) -> None:
-    """Boxes do not overlap each other, and text stays inside of its box."""
+def looped(steps: int) -> da.Array:
     x = da.from_array(np.ones((4000, 20)), chunks=(500, 20))
     w = da.zeros(20, chunks=20)
     for _ in range(steps):
         w = w - 0.1 * (x.T @ (1 / (1 + da.exp(-(x @ w)))))
-    path = dasktile.explain(w, workers=4).visualize(tmp_path / "plan.svg")
+    return w
+
+
+def centred_product() -> da.Array:
+    a = da.from_array(np.ones((2000, 3000)), chunks=(100, 3000))
+    return (a - a.mean(axis=0)) @ da.ones((3000, 2000), chunks=(300, 2000))
+
+
+#: Rectangles of elements: left, top, right, bottom.
+_RECTANGLES = """all(document).filter(e => e.matches('SELECTOR'))
+  .map(e => (r => [r.left, r.top, r.right, r.bottom])(e.getBoundingClientRect()))"""
+
+
+def assert_apart(rectangles: list[list[float]]) -> None:
+    for number, (left, top, right, bottom) in enumerate(rectangles):
+        for other in rectangles[:number]:
+            apart = left >= other[2] or right <= other[0]
+            assert apart or top >= other[3] or bottom <= other[1]
+
+
+needs_dot = pytest.mark.skipif(not graphviz.is_installed(), reason="there is no dot")
+
+
+@needs_browser
+@pytest.mark.parametrize("layout", ["own", pytest.param("dot", marks=needs_dot)])
+@pytest.mark.parametrize(
+    ("build", "arrays", "most"),
+    [(centred_product, 5, 5), (lambda: looped(1), 15, 60), (lambda: looped(25), 300, 60)],
+    ids=["5", "15", "300"],
+)
+def test_pictures_in_a_browser(
+    tmp_path: Path, build: Callable[[], da.Array], arrays: int, most: int, layout: str
+) -> None:
+    """Boxes and texts do not overlap, text stays inside of its box and is large enough."""
+    explanation = dasktile.explain(build(), workers=4)
+    assert arrays - 5 <= len(explanation.nodes) <= arrays + 5
+    path = explanation.visualize(tmp_path / "plan.svg", layout=layout)
     page = save_page(tmp_path / "plan.html", "plan", path.read_text(encoding="utf-8"))
 
     async def look() -> None:
         (tmp_path / "profile").mkdir()
         async with open_page(page.as_uri(), tmp_path / "profile") as browser:
-            boxes = await browser.evaluate(
-                "all(document).filter(e => e.matches('rect.box, rect.kept'))"
-                ".map(e => (r => [r.left, r.top, r.right, r.bottom])(e.getBoundingClientRect()))"
-            )
-            texts = await browser.evaluate(
+            boxes = await browser.evaluate(_RECTANGLES.replace("SELECTOR", "rect.box, rect.kept"))
+            beyond = await browser.evaluate(
                 "all(document).filter(e => e.matches('text') && e.closest('g g')"
                 " && !e.matches('.moved, .halo') && e.parentElement.querySelector('.box, .kept'))"
                 ".map(e => [e, e.parentElement.querySelector('.box, .kept')]"
                 ".map(x => x.getBoundingClientRect())).map(([t, b]) => t.right - b.right)"
             )
-            assert 5 < len(boxes) < 60
-            for number, (left, top, right, bottom) in enumerate(boxes):
-                for other in boxes[:number]:
-                    apart = left >= other[2] or right <= other[0]
-                    assert apart or top >= other[3] or bottom <= other[1]
-            assert texts and max(texts) <= 0
+            # a halo is drawn under its text
+            texts = await browser.evaluate(_RECTANGLES.replace("SELECTOR", "text:not(.halo)"))
+            await browser.screenshot(tmp_path / "plan.png")
+        assert 5 <= len(boxes) <= most
+        assert_apart(boxes)
+        assert beyond and max(beyond) <= 0
+        assert len(texts) > 3 * len(boxes)
+        assert_apart(texts)
+        assert min(bottom - top for _, top, _, bottom in texts) > 12
+        # wide enough for a screen, or two
+        assert max(right for _, _, right, _ in (*boxes, *texts)) < 2 * 1280
 
     asyncio.run(look())

@@ -13,7 +13,7 @@ Point = tuple[float, float]
 #: Points of an inch, the unit of sizes and positions of ``dot``.
 _INCH = 72
 #: Seconds after which ``dot`` is ended; a picture of 300 boxes takes less than one.
-_LIMIT = 60
+_LIMIT = 10
 
 
 class Layout(NamedTuple):

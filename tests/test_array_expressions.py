@@ -190,8 +190,6 @@ OTHER: dict[str, Callable[[Any, Any, Any, Any, Any], Any]] = {
     ),
     # which block a task reads is unknown
     "block_id and an array": lambda m, x, y, r, v: x.map_blocks(scaled, by=v[:15], dtype=float),
-    # a corner that is mirrored along two axes is flipped in two steps
-    "mirrored": r"pad\(.*'(symmetric|reflect)'",
     # counts of blocks and their sum are two arrays
     "bincount": lambda m, x, y, r, v: m.bincount((v * 5).astype(int), minlength=6),
     # its zeros are a NumPy array, where Dask's are those of zeros_like

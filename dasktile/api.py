@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,10 +70,12 @@ def optimize(
         Bytes that one task may hold, its inputs and its result, as a number or as a
         string such as ``"2 GiB"``.  By default a share of the client's workers' memory.
     keep_chunks
-        Give the results the chunks of the input.  By default they have the cheapest
-        chunks; those of xarray objects are chosen so that the object can be stored.  Where the
-        variables of an object have different chunks along a dimension (xarray says *inconsistent
-        chunks*), they may still have after it; ``chunks={"time": 100}`` makes them equal.
+        Give the results the chunks of the input, along all axes.  By default they have the cheapest
+        chunks; those of xarray objects are chosen so that the object can be stored.  For other
+        chunks along some axes and those of the input along the others, give `chunks` by axis, as
+        ``chunks={1: -1}``.  Where the variables of an object have different chunks along a
+        dimension (xarray says *inconsistent chunks*), they may still have after it;
+        ``chunks={"time": 100}`` makes them equal.
     chunks
         None, the default: the results have the chunks that `keep_chunks` describes.  Otherwise give
         the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
@@ -327,9 +329,15 @@ def _arguments(
     for name, value in (("method", method), ("setting dasktile.method", config.setting("method"))):
         _check_method(name, value)
     if not isinstance(keep_chunks, bool):
+        advice = ""
+        if isinstance(keep_chunks, Mapping):
+            advice = (
+                "; for other chunks along some axes and those of the input along the others, give"
+                " chunks by axis, as chunks={1: -1}"
+            )
         raise TypeError(
             f"keep_chunks must be True or False; got {keep_chunks!r}"
-            f" of type {type(keep_chunks).__name__}"
+            f" of type {type(keep_chunks).__name__}{advice}"
         )
     config.check()
     return machine(workers, memory_limit)

@@ -15,6 +15,7 @@ from dasktile import config
 from dasktile.choice import chosen_plan, is_quick, needs_no_plan
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
+from dasktile.collections.hooked import note_written
 from dasktile.collections.unpack import Rewritten
 from dasktile.lower.culled import culled
 from dasktile.planning import lower_plan
@@ -69,4 +70,8 @@ def rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLeve
     method = config.setting("method")
     above = tuple(ends.above)
     new = rewrite(Request(graph, ends.arrays, names, names, target, method, keys, above))
-    return None if new is None else splice(graph, ends, new.graph)
+    if new is None:
+        return None
+    tiled = splice(graph, ends, new.graph)
+    note_written(tiled)
+    return tiled

@@ -22,6 +22,7 @@ from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.ir import ALREADY_TILED
+from tests.agreement import EAGER
 from tests.support import plan_for_workers
 
 RNG = np.random.default_rng(0)
@@ -389,6 +390,19 @@ def test_xarray_objects_without_dask_pass_through() -> None:
 # Bad input ------------------------------------------------------------------------------
 
 
+def test_chunks_of_some_axes_keep_those_of_the_others() -> None:
+    x = da.ones((400, 300), chunks=(50, 60))
+    for lazy in (x - x.mean(axis=0), x @ x.T):
+        with dask.config.set(EAGER):
+            free = dasktile.optimize(lazy)
+            assert free.chunks != lazy.chunks
+            planned = dasktile.optimize(lazy, chunks={1: -1})
+            # the chunks of the one axis are those of the input: the others are not left to the plan
+            kept = dasktile.optimize(lazy, chunks={1: lazy.chunks[1]})
+        assert planned.chunks == (lazy.chunks[0], (lazy.shape[1],))
+        assert kept.chunks == lazy.chunks
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -405,6 +419,11 @@ def test_xarray_objects_without_dask_pass_through() -> None:
         ({"memory_limit": [1]}, TypeError, r"memory_limit must be.*of type list"),
         ({"memory_limit": True}, TypeError, r"memory_limit must be.*of type bool"),
         ({"keep_chunks": "no"}, TypeError, r"keep_chunks must be True or False; got 'no'"),
+        (
+            {"keep_chunks": {1: True}},
+            TypeError,
+            r"of type dict; .*chunks=\{1: -1\}",
+        ),
     ],
 )
 @pytest.mark.parametrize("call", [dasktile.optimize, dasktile.explain])

@@ -172,6 +172,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "cluster.target",
             "collections.containers",
             "collections.expressions",
+            "collections.hooked",
             "orders.apply",
             "orders.graphs",
             "orders.scored",
@@ -202,6 +203,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "collections.containers": ({"collections.unpack"}, {"dask"}),
     "collections.rechunked": ({"collections.unpack"}, {"dask", "numpy"}),
     "collections.building": (set(), set()),
+    "collections.hooked": (set(), {"dask"}),
     "collections.output_chunks": (set(), set()),
     "prediction": (
         {

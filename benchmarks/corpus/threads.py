@@ -167,6 +167,30 @@ def dask_11735(size: float = 1, source: Source = random) -> Collections:
     return [x[np.arange(x.size)]]
 
 
+def dask_11426(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 11426: windows along two axes, and the largest values at some positions of them."""
+    side = 40 * scaled(4, size, axes=3)
+    x = xr.DataArray(source("dask_11426", (side, side, side), (40, 40, 40)), dims=("x", "y", "z"))
+    windows = x.rolling({"x": 4, "y": 6}).construct({"x": "near", "y": "far"})
+    return [windows.isel(near=[1, 3]).max("far")]
+
+
+@keeps_chunks
+def dask_12502(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 12502: chunks of a store, made larger by `to_zarr`, which need not change them."""
+    x = source("dask_12502", (9999 * scaled(400, size) + 5,), (9999,))
+    return [(x + 1).rechunk(4 * 9999)]
+
+
+@keeps_chunks
+def dask_12583(size: float = 1, source: Source = random) -> Collections:
+    """dask/dask 12583: blocks are stored in chunks of Zarr that cross them: both are rechunked."""
+    side = 100 * scaled(30, size, axes=2)
+    x = source("dask_12583", (side * side,), (20 * side,)).reshape((side, side))
+    blocks = x.rechunk((100, 100))
+    return [blocks.rechunk((200, 200)), (blocks - blocks.mean(axis=0)).rechunk((150, 150))]
+
+
 def xarray_1832(size: float = 1, source: Source = random) -> Collections:
     """pydata/xarray 1832: the variance of differences from weekly means, of three variables."""
     days = scaled(120, size, least=14)
@@ -228,3 +252,20 @@ def xarray_9692(size: float = 1, source: Source = random) -> Collections:
     side = 20 * scaled(14, size, axes=2)
     data = xr.DataArray(source("xarray_9692", (200, side, side), (200, 20, 20)))
     return [data.quantile([0.1, 0.9], dim="dim_0")]
+
+
+def xarray_11312(size: float = 1, source: Source = random) -> Collections:
+    """pydata/xarray 11312: a map, chunked along latitude, on the points of a coarser grid."""
+    rows, columns = 60 * scaled(40, size, axes=2, least=8), 10 * scaled(200, size, axes=2)
+    field = xr.DataArray(
+        source("xarray_11312", (rows, columns), (60, columns), law="normal"),
+        dims=("lat", "lon"),
+        coords={"lat": np.linspace(-89.5, 89.5, rows), "lon": np.linspace(-179.5, 179.5, columns)},
+    )
+    return [
+        field.interp(
+            lat=np.linspace(-89.5, 89.5, rows // 4),
+            lon=np.linspace(-179.5, 179.5, columns // 4),
+            method="linear",
+        )
+    ]

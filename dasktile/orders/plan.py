@@ -28,6 +28,7 @@ from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
 from dasktile.collections.containers import unpack
 from dasktile.collections.expressions import as_dask_arrays, has_expressions
+from dasktile.collections.hooked import written_graphs
 from dasktile.orders.apply import TaskSet, ordered
 from dasktile.orders.graphs import order_of_dask, task_graph
 from dasktile.orders.scored import best_order, on_demand, ran, worker_settings, worker_tasks
@@ -408,7 +409,8 @@ def plan(
     ----------
     *collections
         Dask collections, and lists, tuples and dicts of them, planned together; or one
-        ``dasktile.schedule.taskgraph.TaskGraph``.
+        ``dasktile.schedule.taskgraph.TaskGraph``.  Their tasks are those after Dask's own
+        optimisation; with the hook :func:`array_optimize` set, those of its tiles.
     memory_limit
         Bytes of results that one worker can hold, as a number or as a string such as
         ``"2 GiB"``.  By default the memory limit of the client's workers.
@@ -475,8 +477,10 @@ def plan(
     target = machine(workers)
     limit = _limit(memory_limit, target) * target.workers
     graphs = [collection.__dask_graph__() for collection in found]
-    high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)))
-    optimized = TaskSet.of(found)
+    with written_graphs() as tiled:
+        optimized = TaskSet.of(found)
+    # with the hook, the tasks are those of tiles, which the layers of the input do not describe
+    high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)), *tiled)
     sized = tasks(high, optimized.nodes, optimized.wanted)
     graph = task_graph(sized, target)
     settings = worker_settings(target.workers * target.threads, device == "cuda")

@@ -25,6 +25,8 @@ from distributed import Client, LocalCluster, WorkerPlugin, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
+import dasktile.planning
+import dasktile.tiling.planner
 from benchmarks import planned
 from benchmarks.spill_workloads import Run, input_of
 from dasktile.capture.tasks import Tasks, tasks, without_aliases
@@ -32,7 +34,8 @@ from dasktile.cluster.target import Machine, machine
 from dasktile.orders import plan as plans
 from dasktile.orders.apply import TaskSet, renamed
 from dasktile.orders.graphs import task_graph
-from dasktile.schedule.taskgraph import Builder
+from dasktile.schedule.taskgraph import Builder, TaskGraph
+from tests.agreement import EAGER
 
 VALUES = np.random.default_rng(0).random((480, 240))
 TILE = 60 * 60 * 8
@@ -486,6 +489,57 @@ def test_estimated_sizes_are_near_the_real_ones(expression: Any) -> None:
     totals = planned_sizes(expression(source() + 1))
     expected, made = map(sum, zip(*totals.values(), strict=True))
     assert expected == pytest.approx(made, rel=0.05)
+
+
+def result_bytes(monkeypatch: pytest.MonkeyPatch, array: da.Array) -> dict[str, int]:
+    """Bytes of the results that a plan counts, by name of task."""
+    seen: list[Tasks] = []
+
+    def noted(sized: Tasks, target: Machine) -> TaskGraph:
+        seen.append(sized)
+        return task_graph(sized, target)
+
+    monkeypatch.setattr(plans, "task_graph", noted)
+    dasktile.plan(array, memory_limit="100 MB", workers=1)
+    counts: dict[str, int] = {}
+    for name, size in zip(seen[0].names, seen[0].sizes, strict=True):
+        counts[name] = counts.get(name, 0) + size
+    return counts
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda x: x @ x.T,
+        lambda x: (x.T @ x)[::2].sum(axis=0),
+        lambda x: (x - x.mean(axis=0)).T @ x,
+    ],
+)
+def test_results_of_tiles_are_counted_with_the_hook(
+    expression: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
+    lazy = expression(source() + 1)
+    with dask.config.set(EAGER):
+        optimized = result_bytes(monkeypatch, dasktile.optimize(lazy, keep_chunks=True))
+        with dask.config.set(array_optimize=dasktile.array_optimize):
+            hooked = result_bytes(monkeypatch, lazy)
+    # tiles of 120 x 240: the plan is not that of the input
+    assert hooked != result_bytes(monkeypatch, lazy)
+    assert all(hooked.values())
+    # the last task has another name, as the hook keeps that of the result
+    assert sorted(hooked.values()) == sorted(optimized.values())
+
+
+def test_a_plan_with_the_hook_has_the_values_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
+        schedule = dasktile.plan(product(), memory_limit=40 * TILE, workers=1)
+        ordered = schedule.apply()
+    assert len(schedule.order) < len(dict(product().dask))
+    assert schedule.peak >= 4 * TILE
+    np.testing.assert_allclose(ordered.compute(scheduler="sync"), EXPECTED)
 
 
 # On a cluster ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from distributed.protocol import dask_serialize, deserialize, serialize
 
+import dasktile
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import ResidencySettings
@@ -269,6 +270,33 @@ def test_an_eviction_on_request_does_not_reduce_the_capacity_for_good(
     del temporary
     assert store.evict() > 0
     assert store.capacity(0) == CAPACITY
+
+
+def test_a_share_of_the_device_is_read_when_the_device_is_in_use(
+    pool: fake_cupy.Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    import cupy
+
+    def fail(*arguments: Any) -> Any:
+        raise AssertionError("CUDA must not be started yet")
+
+    runtime = cupy.cuda.runtime
+    with monkeypatch.context() as patch:
+        # CuPy's allocator is set without CUDA
+        for name in ("memGetInfo", "getDevice", "getDeviceCount"):
+            patch.setattr(runtime, name, fail)
+        for name in ("Stream", "Event", "Device", "PinnedMemory", "alloc"):
+            patch.setattr(cupy.cuda, name, fail)
+        made, arguments = dasktile.worker_data("1 GB", 0.5)
+        store = made(str(tmp_path), **arguments)
+        store["host"] = np.zeros(SIZE)
+    assert store.capacity(0) == float("inf")
+    for number in range(6):
+        store[f"t{number}"] = tile(number)
+        assert store.capacity(0) == pool.capacity // 2
+    settled(store)
+    assert store.used(0) <= pool.capacity // 2
+    store.close()
 
 
 def test_the_fake_has_the_parameters_of_cupy() -> None:

@@ -204,6 +204,8 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         """
         with self._lock:
             self._track_all()
+            if home == 0:
+                self._limit_device()
             tier = self._last if tier is None else tier
             unit = Unit(key, size, self.host if home is None else home)
             part = Part(unit, size)

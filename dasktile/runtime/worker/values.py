@@ -68,6 +68,9 @@ class TileValues(TileCopies):
 
     Attributes
     ----------
+    device_share
+        Share of the device's memory that values may take, until the first value is on the device;
+        None where the settings have the bytes.
     next_use
         Returns when a new value is needed next.
     """
@@ -86,6 +89,7 @@ class TileValues(TileCopies):
         # By asyncio task that sends values to a peer, and by key.
         self._loans: dict[Any, dict[Any, Loan]] = {}
         self.next_use: Callable[[Any], float | None] = no_next_use
+        self.device_share: float | None = None
 
     @contextmanager
     def lending(self, keys: Iterable[Any]) -> Iterator[Collection[Any]]:
@@ -182,6 +186,8 @@ class TileValues(TileCopies):
             return parts[-1]
 
         layout = laid_out(value, placed) if self._is_divided(value) else placed(value)
+        if self.device_share is not None and any(part.unit.home == 0 for part in parts):
+            self._limit_device()
         entry.lay_out(layout, parts)
         outside = sum(part.size for part in parts if self._is_outside(part.unit))
         if outside:
@@ -196,6 +202,13 @@ class TileValues(TileCopies):
         }
         if shared:
             self._execute(self._residency.expect(shared))
+
+    def _limit_device(self) -> None:
+        """Limit the values on the device to their share of its memory, now that it is in use."""
+        if self._device is not None and self.device_share is not None:
+            limit = int(self.device_share * self._device.total())
+            self.device_share = None
+            self._execute(self._residency.resize(0, limit))
 
     def _extent(self, value: Any, size: int) -> Extent:
         """The memory of a value that takes `size` bytes, with overlapping views as their base."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -297,6 +298,33 @@ def test_a_share_of_the_device_is_read_when_the_device_is_in_use(
     settled(store)
     assert store.used(0) <= pool.capacity // 2
     store.close()
+
+
+def test_memory_in_use_is_that_of_all_processes_without_kept_blocks(
+    pool: fake_cupy.Pool, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "jax", "tensorflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    pool.keeps = True
+    store = filled(make, 2)
+    device: Any = store._device
+    assert device.in_use() == 2 * SIZE
+    pool.others = SIZE
+    del store["t0"]
+    settled(store)
+    assert pool.kept == SIZE
+    assert device.in_use() == 2 * SIZE
+    # what torch keeps is unknown
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert device.in_use() is None
+
+
+def test_memory_in_use_of_an_unknown_allocator_is_unknown(pool: fake_cupy.Pool, make: Make) -> None:
+    fake_cupy.set_allocator(lambda size: pool.malloc(size))
+    store = filled(make, 2)
+    assert store._device is not None
+    assert store._device.in_use() is None
+    assert store.device_memory() is None
 
 
 def test_the_fake_has_the_parameters_of_cupy() -> None:

@@ -212,6 +212,7 @@ class Scaling(SchedulerPlugin):
         self.removed.append(worker)
 
 
+@pytest.mark.timeout(3600)
 def test_adaptive_scaling(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     # in processes: distributed keeps closed workers of its own process
     seconds: float = request.config.getoption("--scaling-seconds")

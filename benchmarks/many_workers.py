@@ -152,10 +152,13 @@ class Cluster:
     ----------
     scheduler
         The scheduler.
+    per_host
+        Number of workers on a host.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, per_host: int = 1) -> None:
         self.scheduler = scheduler
+        self._per_host = per_host
         self._versions = get_versions()
         self._workers: list[Worker] = []
         self._streams: list[asyncio.Task[None]] = []
@@ -171,8 +174,9 @@ class Cluster:
         return time.perf_counter() - start
 
     async def _join(self, number: int) -> None:
-        host = f"10.{number // 2**16}.{number // 2**8 % 2**8}.{number % 2**8}"
-        worker = Worker(f"tcp://{host}:40000")
+        on_host, port = divmod(number, self._per_host)
+        host = f"10.{on_host // 2**16}.{on_host // 2**8 % 2**8}.{on_host % 2**8}"
+        worker = Worker(f"tcp://{host}:{40000 + port}")
         self._workers.append(worker)
         await self.scheduler.add_worker(
             worker,

@@ -41,6 +41,9 @@ if sys.platform == "linux":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="run tests that take minutes")
+    parser.addoption(
+        "--scaling-seconds", type=float, default=60, help="how long a cluster is scaled in a test"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

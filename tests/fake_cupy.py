@@ -67,35 +67,44 @@ class MemoryPointer:
 
 
 class Pool:
-    """The default memory pool, which is the device: it has `capacity` bytes."""
+    """The default memory pool, which is the device: it has `capacity` bytes.
+
+    It keeps freed blocks for reuse if `keeps`; other processes use `others`.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
         self.freed = 0
+        self.keeps = False
+        self.kept = 0
+        self.others = 0
 
     def malloc(self, size: int) -> MemoryPointer:
-        if self.used + size > self.capacity:
+        if self.used + size > self.capacity - self.others:
             raise OutOfMemoryError(f"Out of memory allocating {size} bytes")
         memory = Memory(size)
         self.used += size
+        self.kept = max(0, self.kept - size)
         weakref.finalize(memory, self._free, size)
         return MemoryPointer(memory, 0)
 
     def _free(self, size: int) -> None:
         self.used -= size
+        self.kept += size if self.keeps else 0
 
     def used_bytes(self) -> int:
         return self.used
 
     def free_bytes(self) -> int:
-        return 0
+        return self.kept
 
     def get_limit(self) -> int:
         return 0
 
     def free_all_blocks(self, stream: Any = None) -> None:
         self.freed += 1
+        self.kept = 0
 
 
 class Stream:
@@ -222,7 +231,8 @@ def set_allocator(allocator: Any = None) -> None:
 
 
 def memory_info() -> tuple[int, int]:
-    return _state.pool.capacity - _state.pool.used, _state.pool.capacity
+    pool = _state.pool
+    return pool.capacity - pool.used - pool.kept - pool.others, pool.capacity
 
 
 class CUDARuntimeError(RuntimeError):

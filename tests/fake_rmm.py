@@ -48,6 +48,32 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
                     raise
 
 
+class PoolMemoryResource(UpstreamResourceAdaptor):
+    """A pool of a fixed size."""
+
+    def __init__(self, upstream_mr: Any, initial_pool_size: int) -> None:
+        super().__init__(upstream_mr)
+        self.size = initial_pool_size
+
+    def pool_size(self) -> int:
+        return self.size
+
+
+class TrackingResourceAdaptor(UpstreamResourceAdaptor):
+    """A resource that counts what it has allocated."""
+
+    def __init__(self, upstream_mr: Any) -> None:
+        super().__init__(upstream_mr)
+        self.allocated = 0
+
+    def allocate(self, nbytes: int, stream: Any = None) -> Any:
+        self.allocated += nbytes
+        return super().allocate(nbytes)
+
+    def get_allocated_bytes(self) -> int:
+        return self.allocated
+
+
 def rmm_cupy_allocator(nbytes: int) -> Any:
     """The allocator with which CuPy uses RMM."""
     return sys.modules["rmm"].mr.get_current_device_resource().allocate(nbytes)
@@ -66,6 +92,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         CudaMemoryResource=CudaMemoryResource,
         UpstreamResourceAdaptor=UpstreamResourceAdaptor,
         FailureCallbackResourceAdaptor=FailureCallbackResourceAdaptor,
-    )
+        PoolMemoryResource=PoolMemoryResource, TrackingResourceAdaptor=TrackingResourceAdaptor,
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "rmm", made)
     return made

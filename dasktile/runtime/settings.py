@@ -59,6 +59,7 @@ class RuntimeSettings:
         seconds between two of them.
     prefetch_tasks
         Ready tasks whose inputs are prefetched; those of all but the first into free memory only.
+        With 8 or 16, simulated workers read more bytes and were no faster.
     reading_threshold
         Seconds above which the wait of a task for its inputs is reported as ``disk-read``; below
         it distributed's own overhead is as large.

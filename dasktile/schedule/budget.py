@@ -1,12 +1,31 @@
-"""The part of a process's memory that is left for results."""
+"""The part of a process's memory, or of a device's, that is left for results."""
 
 from __future__ import annotations
 
 from collections import deque
 
+#: Most of a device's memory that is left to temporary memory of tasks (chosen), as a share.
+_TEMPORARY = 0.1
+
+
+def device_target(total: int, limit: int) -> int:
+    """Bytes of a device that results and all other memory may take together.
+
+    The rest is for temporary memory of tasks: half of what the limit leaves, and at most a tenth
+    of the device.
+
+    Parameters
+    ----------
+    total
+        Bytes of the device's memory.
+    limit
+        Bytes that results may take.
+    """
+    return total - max(0, min(int(_TEMPORARY * total), (total - limit) // 2))
+
 
 class Budget:
-    """Bytes that results may take so that the whole process stays at its target.
+    """Bytes that results may take so that the whole process, or device, stays at its target.
 
     The other memory of the process is the difference between its total and the results.  Running
     tasks increase it for a short time, and freed memory is not returned to the system at once.

@@ -357,6 +357,13 @@ class Residency(TierMemory):
         self._full[tier] = False
         return self._next_instructions()
 
+    def allow(self, tier: int, capacity: float) -> list[Instruction]:
+        """The bytes that a tier may have have changed; what :meth:`shrink` has taken stays so."""
+        shrunken = self.capacity[tier] < self._allowed[tier]
+        self.capacity[tier] = min(self.capacity[tier], capacity) if shrunken else capacity
+        self._allowed[tier] = capacity
+        return self._next_instructions()
+
     def allowed(self, tier: int) -> float:
         """Bytes that a tier may have, without what :meth:`shrink` has taken of them for a time."""
         return self._allowed[tier]

@@ -164,6 +164,9 @@ class EmulatedDevice(Device):
     def free(self) -> int:
         return self.capacity - self.used
 
+    def in_use(self) -> int:
+        return self.used
+
     def holds(self, value: Any) -> bool:
         if isinstance(value, dict):
             return any(map(self.holds, value.values()))

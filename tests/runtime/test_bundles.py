@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +15,8 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
-from distributed import Client, LocalCluster, Scheduler, futures_of, wait
+from distributed import Client, LocalCluster, Scheduler, as_completed, futures_of, wait
+from distributed.diagnostics.progressbar import TextProgressBar
 from distributed.scheduler import TaskState
 
 import dasktile
@@ -145,6 +147,15 @@ def bad(block: np.ndarray, block_info: Any = None) -> np.ndarray:
     return block
 
 
+#: How many calls of `stepped` may still end.
+STEPS = threading.Semaphore(0)
+
+
+def stepped(block: np.ndarray) -> np.ndarray:
+    assert STEPS.acquire(timeout=LIMIT)
+    return block
+
+
 def mapped(function: Any, chunks: int = 200) -> da.Array:
     """Sums of a square of ones and its transpose, whose blocks a function has passed."""
     x = da.ones((3000, 3000), chunks=chunks)
@@ -152,16 +163,33 @@ def mapped(function: Any, chunks: int = 200) -> da.Array:
     return (x + x.T).sum(axis=0)
 
 
+def errors(dask_scheduler: Scheduler) -> int:
+    plugin: Any = dask_scheduler.plugins["dasktile"]
+    return int(plugin.errors)
+
+
+def open_to_stealing(dask_scheduler: Scheduler) -> tuple[set[Any], set[Any]]:
+    """Keys of the tasks that workers have, and of those that work stealing may move or measures."""
+    stealing: Any = dask_scheduler.extensions["stealing"]
+    unknown = {ts.key for tasks in stealing.unknown_durations.values() for ts in tasks}
+    sent = {ts.key for ws in dask_scheduler.workers.values() for ts in ws.processing}
+    return sent, {ts.key for ts in stealing.key_stealable} | unknown
+
+
 def is_bundled(array: da.Array) -> bool:
     return any(getattr(task, "func", None) is run_bundle for task in dict(array.dask).values())
 
 
-def until_bundles(client: Client) -> None:
-    """Wait until the scheduler has bundles."""
+def until(true: Callable[[], Any]) -> None:
     deadline = time.monotonic() + LIMIT
-    while not client.run_on_scheduler(count_bundles):
+    while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def until_bundles(client: Client) -> None:
+    """Wait until the scheduler has bundles."""
+    until(lambda: client.run_on_scheduler(count_bundles))
 
 
 def test_as_many_bytes_move_as_without_bundles(
@@ -267,6 +295,82 @@ def test_a_computation_can_be_cancelled_and_repeated(client: Client) -> None:
         until_bundles(client)
         future.cancel()
     np.testing.assert_array_equal(client.compute(new).result(LIMIT), np.full(3000, 6000.0))
+
+
+def test_a_storm_of_cancellations(client: Client) -> None:
+    new = dasktile.optimize(mapped(gated), workers=client)
+    before = client.run_on_scheduler(errors)
+    for number in range(4):
+        with closed_gate():
+            one, two = client.compute(new), client.persist(new)
+            until_bundles(client)
+            if number % 2:
+                # some bundles end while their readers are cancelled
+                OPEN.set()
+            client.cancel([one] if number % 3 else [one, two])
+            again = client.compute(new) if number % 2 else None
+        if again is not None:
+            np.testing.assert_array_equal(again.result(LIMIT), np.full(3000, 6000.0))
+        del one, two, again
+    np.testing.assert_array_equal(client.compute(new).result(LIMIT), np.full(3000, 6000.0))
+    assert client.run_on_scheduler(errors) == before
+    assert not client.run_on_scheduler(held_roots)
+
+
+def test_blocks_of_a_plan_are_iterated_as_they_complete(client: Client) -> None:
+    x = da.random.default_rng(0).random((3000, 3000), chunks=200)
+    expected = (x + x.T).sum(axis=0).compute(scheduler="sync")
+    new = dasktile.optimize(x + x.T, workers=client)
+    assert is_bundled(new)
+    kept = new.persist()
+    total, seen = np.zeros(3000), set()
+    starts = np.cumsum([0, *kept.chunks[1]])
+    for future, block in as_completed(futures_of(kept), with_results=True, timeout=LIMIT):
+        seen.add(future.key)
+        start = starts[future.key[-1]]
+        total[start : start + block.shape[1]] += block.sum(axis=0)
+    assert len(seen) == kept.npartitions
+    np.testing.assert_allclose(total, expected)
+
+
+def test_the_progress_of_bundles_is_seen(client: Client) -> None:
+    class Recorder(TextProgressBar):
+        def _draw_bar(self, **state: Any) -> None:
+            counts.append((state["remaining"], state["all"]))
+
+    counts: list[tuple[int, int]] = []
+    new = dasktile.optimize(mapped(stepped), workers=client)
+    assert is_bundled(new)
+    kept = client.persist(new)
+    with ThreadPoolExecutor(1) as pool:
+        shown = pool.submit(
+            Recorder, futures_of(kept), interval="10ms", complete=True, start=True, loop=None
+        )
+        # of 225 blocks at most 16 for each thread are in bundles that wait
+        STEPS.release(100)
+        try:
+            until(lambda: any(0 < remaining < every for remaining, every in counts))
+        finally:
+            STEPS.release(225 - 100)
+        shown.result(LIMIT)
+    left = [remaining for remaining, _ in counts]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == 0 and len({every for _, every in counts}) == 1
+
+
+def test_bundles_are_not_stolen(client: Client) -> None:
+    with closed_gate():
+        future = client.compute(dasktile.optimize(mapped(gated), workers=client))
+        until_bundles(client)
+        sent, open_ones = client.run_on_scheduler(open_to_stealing)
+        assert sent and not open_ones
+        # tasks of other graphs may be
+        others = client.map(gated, range(8), pure=False)
+        until(lambda: client.run_on_scheduler(open_to_stealing)[1])
+        sent, open_ones = client.run_on_scheduler(open_to_stealing)
+        assert open_ones <= {each.key for each in others}
+    np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
+    assert client.gather(others) == list(range(8))
 
 
 def test_the_hook_bundles_on_the_scheduler(client: Client) -> None:

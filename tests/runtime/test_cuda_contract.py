@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from distributed.protocol import dask_serialize, deserialize, serialize
 
+import dasktile
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import ResidencySettings
@@ -269,6 +271,60 @@ def test_an_eviction_on_request_does_not_reduce_the_capacity_for_good(
     del temporary
     assert store.evict() > 0
     assert store.capacity(0) == CAPACITY
+
+
+def test_a_share_of_the_device_is_read_when_the_device_is_in_use(
+    pool: fake_cupy.Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    import cupy
+
+    def fail(*arguments: Any) -> Any:
+        raise AssertionError("CUDA must not be started yet")
+
+    runtime = cupy.cuda.runtime
+    with monkeypatch.context() as patch:
+        # CuPy's allocator is set without CUDA
+        for name in ("memGetInfo", "getDevice", "getDeviceCount"):
+            patch.setattr(runtime, name, fail)
+        for name in ("Stream", "Event", "Device", "PinnedMemory", "alloc"):
+            patch.setattr(cupy.cuda, name, fail)
+        made, arguments = dasktile.worker_data("1 GB", 0.5)
+        store = made(str(tmp_path), **arguments)
+        store["host"] = np.zeros(SIZE)
+    assert store.capacity(0) == float("inf")
+    for number in range(6):
+        store[f"t{number}"] = tile(number)
+        assert store.capacity(0) == pool.capacity // 2
+    settled(store)
+    assert store.used(0) <= pool.capacity // 2
+    store.close()
+
+
+def test_memory_in_use_is_that_of_all_processes_without_kept_blocks(
+    pool: fake_cupy.Pool, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "jax", "tensorflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    pool.keeps = True
+    store = filled(make, 2)
+    device: Any = store._device
+    assert device.in_use() == 2 * SIZE
+    pool.others = SIZE
+    del store["t0"]
+    settled(store)
+    assert pool.kept == SIZE
+    assert device.in_use() == 2 * SIZE
+    # what torch keeps is unknown
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert device.in_use() is None
+
+
+def test_memory_in_use_of_an_unknown_allocator_is_unknown(pool: fake_cupy.Pool, make: Make) -> None:
+    fake_cupy.set_allocator(lambda size: pool.malloc(size))
+    store = filled(make, 2)
+    assert store._device is not None
+    assert store._device.in_use() is None
+    assert store.device_memory() is None
 
 
 def test_the_fake_has_the_parameters_of_cupy() -> None:

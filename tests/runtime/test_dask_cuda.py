@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -245,6 +246,40 @@ def test_in_place_of_a_device_host_file(monkeypatch: pytest.MonkeyPatch) -> None
         dasktile.disable(client)
         assert set(client.run(kind).values()) == {"DeviceHostFile"}
         assert client.submit(total, *before[-6:]).result(LIMIT) == 123 * SIZE / 8
+
+
+def test_a_preloaded_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    # asked of the driver before workers start
+    monkeypatch.setattr(
+        dask_cuda.worker_common, "has_device_memory_resource", lambda *arguments: True
+    )
+    with cuda_cluster(device_memory_limit=MEMORY, preload=["dasktile.preload"]) as client:
+        assert set(client.run(kind).values()) == {TileStore.__name__}
+        names = client.run(lambda dask_worker: [*dask_worker.plugins])
+        assert all("dasktile" in plugins for plugins in names.values())
+        # without a device only values of the host can be computed
+        sums = client.map(lambda number: np.full(1000, number).sum(), range(4))
+        assert client.gather(sums) == [1000 * number for number in range(4)]
+
+
+def test_the_command_of_dask_cuda_takes_the_preload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command itself needs a driver to start."""
+    cli = importlib.import_module("dask_cuda.cli")
+    given: list[Any] = []
+
+    class NotStartedError(Exception):
+        pass
+
+    def construct(*arguments: Any, **options: Any) -> Any:
+        given.extend([*arguments, *options.values()])
+        raise NotStartedError
+
+    monkeypatch.setattr(cli, "CUDAWorker", construct)
+    with pytest.raises(NotStartedError):
+        cli.worker.main(
+            ["tcp://127.0.0.1:1", "--preload", "dasktile.preload"], standalone_mode=False
+        )
+    assert ["dasktile.preload"] in [list(each) for each in given if type(each) in (list, tuple)]
 
 
 @pytest.mark.gpu

@@ -122,6 +122,24 @@ def test_blocks_that_cupy_keeps_are_freed_before_tiles_are_evicted(
     del frame
 
 
+def test_memory_in_use_of_rmm_is_known_of_the_driver_and_of_a_tracked_pool(
+    store: TileStore, pool: fake_cupy.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mr = fake_rmm.install(monkeypatch).mr
+    fake_cupy.set_allocator(fake_rmm.rmm_cupy_allocator)
+    fill(store, 2)
+    device: Any = store._device
+    assert device.in_use() == 2 * SIZE
+    # the driver counts the whole pool
+    pool.others = 4 * SIZE
+    mr.set_current_device_resource(mr.PoolMemoryResource(mr.CudaMemoryResource(), 4 * SIZE))
+    assert device.in_use() is None
+    tracked = mr.TrackingResourceAdaptor(mr.get_current_device_resource())
+    mr.set_current_device_resource(tracked)
+    tracked.allocated = SIZE
+    assert device.in_use() == 3 * SIZE
+
+
 def test_rmm_is_not_imported(store: TileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "rmm", raising=False)
     fill(store, 2)

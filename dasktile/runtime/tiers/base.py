@@ -124,6 +124,14 @@ class Device(ABC):
         """
         return None
 
+    def in_use(self) -> int | None:
+        """Bytes of the device's memory that all processes use; None if unknown.
+
+        Without what allocators of this process keep for reuse.  Called only while the device is in
+        use, in a thread that may wait for it.
+        """
+        return None
+
     @abstractmethod
     def holds(self, value: Any) -> bool:
         """Whether a value is on the device, wholly or in part."""

@@ -16,6 +16,7 @@ recorded after the allocation, so that the copy waits for these kernels, too.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -31,6 +32,9 @@ from dasktile.runtime.tiers.rmm import RmmHook
 
 #: Page-locked memory of a worker, as a share of its memory at the most.
 PAGE_LOCKED = 0.125
+
+#: Libraries with allocators that keep freed blocks.
+_CACHING = ("torch", "jax", "tensorflow")
 
 #: The status cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
@@ -73,6 +77,28 @@ class CupyDevice(Device):
         available, _ = cupy.cuda.runtime.memGetInfo()
         free, limit = int(available + pool.free_bytes()), int(pool.get_limit())
         return min(free, limit - int(pool.used_bytes())) if limit else free
+
+    def in_use(self) -> int | None:
+        """Bytes that the driver counts, without the blocks that CuPy's pools and RMM keep.
+
+        Unknown beside another library that keeps blocks of its own: those of evicted tiles would
+        count as used by others.
+        """
+        if any(name in sys.modules for name in _CACHING):
+            return None
+        kept = self._rmm.kept_bytes()
+        default = cupy.get_default_memory_pool()
+        pools = {id(default): default}
+        allocator = _without_hook(cupy.cuda.get_allocator())
+        if not _is_of_rmm(allocator):
+            pool = getattr(allocator, "__self__", None)
+            if not isinstance(pool, type(default)):
+                return None
+            pools[id(pool)] = pool
+        if kept is None:
+            return None
+        available, total = cupy.cuda.runtime.memGetInfo()
+        return int(total - available - kept - sum(pool.free_bytes() for pool in pools.values()))
 
     def holds(self, value: Any) -> bool:
         # another allocator may have been installed since; RMM's needs an initialised device

@@ -9,6 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+#: Adaptors that keep no memory.
+_PASSING = (
+    *("FailureCallbackResourceAdaptor", "LoggingResourceAdaptor", "LimitingResourceAdaptor"),
+    *("StatisticsResourceAdaptor", "UpstreamResourceAdaptor"),
+)
+
 
 class RmmHook:
     """Calls a function when an allocation of RMM fails on the current device.
@@ -39,6 +45,27 @@ class RmmHook:
         if self._resource is None or self._resource not in _chain(current):
             self._resource = resources.FailureCallbackResourceAdaptor(current, self._retry)
             resources.set_current_device_resource(self._resource)
+
+    def kept_bytes(self) -> int | None:
+        """Bytes that RMM keeps for reuse; None if unknown, as of a pool that is not tracked."""
+        resources = getattr(sys.modules.get("rmm"), "mr", None)
+        if resources is None:
+            return 0
+        allocated: int | None = None
+        for resource in _chain(resources.get_current_device_resource()):
+            if resource is self._resource:
+                continue
+            kind = type(resource).__name__
+            if kind == "TrackingResourceAdaptor":
+                # dask-cuda's `rmm_track_allocations`
+                allocated = int(resource.get_allocated_bytes())
+            elif kind == "PoolMemoryResource" and allocated is not None:
+                return int(resource.pool_size()) - allocated
+            elif kind == "CudaMemoryResource":
+                return 0
+            elif kind not in _PASSING:
+                return None
+        return None
 
     def remove(self) -> None:
         """Take the hook off; under another adaptor it stays, and calls the function as before."""

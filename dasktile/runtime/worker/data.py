@@ -65,11 +65,17 @@ def make_store(
         store.limit = memory_limit
         return store
     device = make_device(device_name)
-    if device_memory_limit <= 1:
-        device_memory_limit *= device.total()
-    settings = ResidencySettings((int(device_memory_limit), *capacity), **options)
-    store = TileStore([device.host(limit), disk], settings, clock=time.perf_counter, device=device)
-    store.limit = memory_limit
+    # the bytes of a share are known when the device is in use: not yet, where other plugins of the
+    # worker set it up
+    share = device_memory_limit if device_memory_limit <= 1 else None
+    on_device = int(device_memory_limit) if share is None else None
+    store = TileStore(
+        [device.host(limit), disk],
+        ResidencySettings((on_device, *capacity), **options),
+        clock=time.perf_counter,
+        device=device,
+    )
+    store.device_share, store.limit = share, memory_limit
     return store
 
 

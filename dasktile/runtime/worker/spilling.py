@@ -28,7 +28,7 @@ from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.runtime.worker.values import no_next_use
-from dasktile.schedule.budget import Budget
+from dasktile.schedule.budget import Budget, device_target
 from dasktile.schedule.patience import Patience
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ class Spilling(Guarded):
         self.worker = worker
         self.store = store
         self.limit = limit
-        self.budget = Budget()
+        self.budget, self.device_budget = Budget(), Budget()
+        #: Whether the memory of the device is being measured.
+        self._measuring = False
         self._clock, self._processor = clock, processor
         self._patience = Patience(
             self.settings.room_timeout,
@@ -214,8 +216,13 @@ class Spilling(Guarded):
         return int(part * limit) if part and limit else None
 
     def _update_budget(self) -> None:
-        """Resize the memory for results to what the rest of the process leaves."""
+        """Resize the memory for results to what the rest of the process and the device leaves."""
         try:
+            if not self._measuring:
+                self._measuring = True
+                # the driver may wait for kernels: not in the event loop
+                if not self.store.submit_to_device(self._update_device_budget):
+                    self._measuring = False
             store, limits = self.store, storage.limits(self.worker)
             store.age()
             budget = target = self._limit(limits.target)
@@ -271,6 +278,23 @@ class Spilling(Guarded):
             format_bytes(other),
             format_bytes(ample),
         )
+
+    def _update_device_budget(self) -> None:
+        """Resize the device's memory for results to what others leave of it; in a thread."""
+        try:
+            store = self.store
+            memory = store.device_memory()
+            if memory is not None:
+                self.device_budget.sample(memory.in_use, memory.results)
+                left = self.device_budget.available(device_target(memory.total, memory.limit))
+                budget = min(memory.limit, left)
+                change = abs(budget - store.allowed(0))
+                if change > self.settings.budget_step * memory.limit:
+                    store.limit_device(budget)
+        except Exception:
+            self._count_error("update the budget of results on the device")
+        finally:
+            self._measuring = False
 
     def _evict_excess(self) -> None:
         """Start to evict results until the process is at its target; does not wait."""

@@ -25,7 +25,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,27 @@ _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.gener
 
 def _no_clock() -> float:
     return 0.0
+
+
+class DeviceMemory(NamedTuple):
+    """The memory of a device in bytes.
+
+    Attributes
+    ----------
+    results
+        Values of the store.
+    in_use
+        All that is in use, also by other processes.
+    total
+        What the device has.
+    limit
+        What values of the store may take at the most.
+    """
+
+    results: int
+    in_use: int
+    total: int
+    limit: int
 
 
 class LostTileError(RuntimeError):
@@ -204,6 +225,8 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         """
         with self._lock:
             self._track_all()
+            if home is not None and home < self.host and not self._device_in_use:
+                self._use_device()
             tier = self._last if tier is None else tier
             unit = Unit(key, size, self.host if home is None else home)
             part = Part(unit, size)
@@ -468,6 +491,36 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             if tier == self.host and self._untracked.nbytes > room:
                 self._track_all()
             self._execute(self._residency.resize(tier, capacity))
+
+    def device_memory(self) -> DeviceMemory | None:
+        """The memory of the device; None if it is not in use, or what is used there is unknown.
+
+        To be called in a thread that may wait for the device.
+        """
+        if self._device is None or not self._device_in_use or self._device_limit is None:
+            return None
+        # read before the device: bytes evicted in between must not count as other memory
+        results = self.used(0)
+        in_use = self._device.in_use()
+        if in_use is None:
+            return None
+        return DeviceMemory(results, in_use, self._device.total(), self._device_limit)
+
+    def limit_device(self, capacity: float) -> None:
+        """Change the bytes that values may take on the device."""
+        with self._lock:
+            self._execute(self._residency.allow(0, capacity))
+
+    def allowed(self, tier: int) -> float:
+        """Capacity of a tier without what failed allocations have taken of it for a time."""
+        return self._residency.allowed(tier)
+
+    def submit_to_device(self, function: Callable[[], object]) -> bool:
+        """Run a function in a thread that copies from the device; False if that is not in use."""
+        if self._device is None or not self._device_in_use:
+            return False
+        self._pools["0 to 1"].submit(function)
+        return True
 
     # Requests
 

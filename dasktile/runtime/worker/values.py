@@ -68,6 +68,9 @@ class TileValues(TileCopies):
 
     Attributes
     ----------
+    device_share
+        Share of the device's memory that values may take, which becomes bytes with the first value
+        on the device; None where the settings have the bytes.
     next_use
         Returns when a new value is needed next.
     """
@@ -86,6 +89,10 @@ class TileValues(TileCopies):
         # By asyncio task that sends values to a peer, and by key.
         self._loans: dict[Any, dict[Any, Loan]] = {}
         self.next_use: Callable[[Any], float | None] = no_next_use
+        self.device_share: float | None = None
+        #: Whether there has been a value on the device, which may be initialised only before that.
+        self._device_in_use = False
+        self._device_limit = settings.capacity[0]
 
     @contextmanager
     def lending(self, keys: Iterable[Any]) -> Iterator[Collection[Any]]:
@@ -182,6 +189,9 @@ class TileValues(TileCopies):
             return parts[-1]
 
         layout = laid_out(value, placed) if self._is_divided(value) else placed(value)
+        unused = self._device is not None and not self._device_in_use
+        if unused and any(part.unit.home == 0 for part in parts):
+            self._use_device()
         entry.lay_out(layout, parts)
         outside = sum(part.size for part in parts if self._is_outside(part.unit))
         if outside:
@@ -196,6 +206,13 @@ class TileValues(TileCopies):
         }
         if shared:
             self._execute(self._residency.expect(shared))
+
+    def _use_device(self) -> None:
+        """Note that the device is in use, and the bytes that values may take there."""
+        self._device_in_use = True
+        if self._device is not None and self.device_share is not None:
+            self._device_limit = int(self.device_share * self._device.total())
+            self._execute(self._residency.resize(0, self._device_limit))
 
     def _extent(self, value: Any, size: int) -> Extent:
         """The memory of a value that takes `size` bytes, with overlapping views as their base."""

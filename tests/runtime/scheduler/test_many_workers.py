@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import groupby
 from typing import Any
 
 import dask
 import pytest
 from distributed import Client, Scheduler
+from distributed.utils import open_port
 from distributed.utils_test import gen_test
 
 from benchmarks.many_workers import Cluster, measure, planned
@@ -24,10 +27,12 @@ WORKERS = 64
 
 
 @asynccontextmanager
-async def cluster_with_plugin(workers: int) -> AsyncIterator[tuple[Cluster, TileSchedulerPlugin]]:
-    options: dict[str, Any] = {"protocol": "inproc", "dashboard": False, "dashboard_address": ":0"}
+async def cluster_with_plugin(
+    workers: int, per_host: int = 1, **where: Any
+) -> AsyncIterator[tuple[Cluster, TileSchedulerPlugin]]:
+    options = {"protocol": "inproc", "dashboard": False, "dashboard_address": ":0", **where}
     async with Scheduler(**options) as scheduler:
-        cluster, plugin = Cluster(scheduler), TileSchedulerPlugin()
+        cluster, plugin = Cluster(scheduler, per_host), TileSchedulerPlugin()
         scheduler.add_plugin(plugin)
         await plugin.start(scheduler)
         await cluster.add(workers)
@@ -203,3 +208,70 @@ async def test_the_cluster_restarts_again_and_again() -> None:
             await until_computed(scheduler, future.key)
             del future
             await end(scheduler, plugin)
+
+
+MANY, PER_HOST = 256, 8
+
+
+@pytest.mark.slow
+@gen_test(timeout=LIMIT)
+async def test_hosts_are_lost_with_all_their_workers() -> None:
+    [graph] = dask.optimize(planned(collection(6_000), MANY))
+    async with cluster_with_plugin(MANY, PER_HOST) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        # the workers of a host are adjacent in the mesh
+        hosts = [scheduler.workers[address].host for address in plugin.homes.workers]
+        assert [len(list(group)) for _, group in groupby(hosts)] == [PER_HOST] * (MANY // PER_HOST)
+        scheduler.allowed_failures = MANY
+        async with Client(scheduler.address, asynchronous=True) as client:
+            future = client.compute(graph, optimize_graph=False)
+            for lost in range(1, 5):
+                await until(lambda: any(ws.has_what for ws in scheduler.workers.values()))
+                # the host with the most results
+                on_host: Counter[str] = Counter()
+                for ws in scheduler.workers.values():
+                    on_host[ws.host] += len(ws.has_what)
+                [(most, results)] = on_host.most_common(1)
+                assert results
+                gone = [ws.address for ws in scheduler.workers.values() if ws.host == most]
+                for address in gone:
+                    cluster.lose(address)
+                await until(lambda gone=gone: not any(each in scheduler.workers for each in gone))
+                if lost % 2 == 0:
+                    await cluster.add(PER_HOST)
+            assert scheduler.tasks[future.key].state != "memory"
+            await until_computed(scheduler, future.key)
+            assert len(scheduler.workers) == MANY - 2 * PER_HOST
+            del future
+            await end(scheduler, plugin)
+
+
+@pytest.mark.slow
+@gen_test(timeout=LIMIT)
+async def test_the_scheduler_is_replaced_twice() -> None:
+    [graph] = dask.optimize(planned(collection(6_000), MANY))
+    where = {"protocol": "tcp", "host": "127.0.0.1", "port": open_port()}
+    client = Client(f"tcp://127.0.0.1:{where['port']}", asynchronous=True, timeout=LIMIT)
+
+    async def computing(scheduler: Scheduler) -> Any:
+        """The future of the graph, of which some tasks have run."""
+        await until(lambda: client.id in scheduler.clients)
+        future = client.compute(graph, optimize_graph=False)
+        await until(lambda: any(ts.state == "memory" for ts in scheduler.tasks.values()))
+        assert scheduler.tasks[future.key].state != "memory"
+        return future
+
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            async with cluster_with_plugin(MANY, PER_HOST, **where) as (cluster, plugin):
+                if not number:
+                    await stack.enter_async_context(client)
+                future = await computing(cluster.scheduler)
+                if number == 2:
+                    await until_computed(cluster.scheduler, future.key)
+                    assert plugin.placed
+                    del future
+                    await end(cluster.scheduler, plugin)
+                    return
+                assert plugin.errors == 0
+            await until(future.cancelled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -47,8 +48,13 @@ from dasktile.prediction import (
     CLEARLY_LESS,
     LITTLE_MEMORY,
     MAX_TASKS,
+    SLOW_NETWORK,
+    Prediction,
     predict_input,
+    predict_plan,
+    rough_tasks,
     sound,
+    tasks_of_input,
     unknown_sizes,
 )
 from dasktile.refusal import advise, refuse_many_tasks
@@ -85,13 +91,19 @@ LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
 #: Why the input is unchanged where its blocks are in memory, and a plan would move more of them.
 THERE = (
-    "from the workers that have the blocks, Dask's own graph is predicted to move about {}, a plan"
-    " {}"
+    "Dask's own graph reads the persisted blocks where they are, and is predicted to move about {}"
+    " between workers; a plan would move {}"
 )
 
-#: Bytes that a plan moves of persisted arrays, as a share of these, up to which it is surely not
-#: worse than Dask's own graph (chosen).
-FEW_MOVED = 0.05
+#: The same where sizes are unknown.
+THERE_UNKNOWN = (
+    "Dask's own graph reads the persisted blocks where they are, and it is unknown what it moves;"
+    " a plan would move {}"
+)
+
+#: Bytes that a plan moves of persisted arrays, as a share of these, and in all, up to which it is
+#: surely not worse than Dask's own graph (chosen).
+FEW_MOVED, LITTLE_MOVED = 0.05, 2**20
 
 #: Bytes that the tasks of a plan may cost above those of the input (chosen: less than a task of
 #: the usual price).
@@ -314,25 +326,54 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
 
 
 def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> Candidate:
-    """A plan, or the input if Dask's scheduler moves clearly fewer bytes of persisted blocks.
+    """A plan, or the input if that moves fewer bytes of its persisted blocks, and is as fast.
 
     Positions of the mesh are those that the blocks have.  Dask's scheduler, which sees every block,
-    may find workers for tasks that no tiling on the mesh has.
+    may find workers for tasks that no tiling on the mesh has.  Where sizes of results are unknown,
+    so that its bytes are not known, a plan must save bytes by the model, or time.
     """
-    there = blocks_there(captured)
     planned = plan.planned.plan
     if request.method != "auto" or request.machine.limit_given or planned.tiled is None:
         return plan
+    there = blocks_there(captured)
     resident = sum(node.nbytes for node in captured.program.nodes if node.homes)
-    if not there or planned.after.bytes <= FEW_MOVED * resident or not is_predictable(request):
+    before, after = planned.before.bytes, planned.after.bytes
+    if not there or after <= max(LITTLE_MOVED, FEW_MOVED * resident) or not is_predictable(request):
         return plan
     wanted = wanted_keys_of(request, wanted_of(request, plan))
     run = predict_input(request.graph, wanted, request.machine, there=there)
-    if run is None or not run.is_sound or run.moved > CLEARLY_LESS * planned.after.bytes:
+    if run is not None and run.spilled:
         return plan
-    moved, more = format_bytes(run.moved), format_bytes(planned.after.bytes)
-    own = unchanged(replace(plan, before=run), THERE.format(moved, more))
-    return replace(own, planned=replace(own.planned, plan=without_bound(own.planned.plan)))
+    if run is None:
+        tasks = tasks_of_input(request.graph, wanted)
+        run = Prediction(math.inf, sys.maxsize, 0, tasks=tasks, guessed=math.inf)
+    # guesses of sizes are upper bounds
+    is_known = run.is_sound or run.moved < CLEARLY_LESS * after
+    if (run.moved >= after) if is_known else (after <= CLEARLY_LESS * before):
+        return plan
+    plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
+    if _is_no_slower(request, plan, run):
+        return plan
+    verdict = THERE_UNKNOWN.format(format_bytes(after))
+    if is_known:
+        plan = replace(plan, before=run)
+        verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
+    kept = unchanged(plan, verdict)
+    return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+
+
+def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
+    """Whether a plan takes no more seconds than Dask's own graph, on a slow network, too."""
+    assert plan.lowered is not None
+    run = predict_plan(plan.lowered, request.machine)
+    if run is None:
+        return False
+    # that run has the blocks of the input on all workers
+    more = plan.planned.plan.after.bytes - (own.moved if own.is_sound else 0)
+    seconds = run.seconds + more / request.machine.workers / SLOW_NETWORK
+    if own.is_sound:
+        return seconds <= own.seconds
+    return rough_tasks(seconds, request.machine.calibration) <= own.tasks
 
 
 def _compares(request: Request) -> bool:

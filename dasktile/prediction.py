@@ -63,6 +63,10 @@ MORE_MEMORY = 1.25
 #: run out of step hold a third more).
 LITTLE_MEMORY = 24 * 2**20
 
+#: Bytes a second between two workers by which Dask's scheduler places tasks, until it has measured
+#: more (the default of ``distributed.scheduler.bandwidth``).
+SCHEDULER_BANDWIDTH = 1e8
+
 #: Bytes a second between two workers of a slow network, at which a run that moves more must still
 #: cost less (chosen).
 SLOW_NETWORK = 1e8
@@ -112,7 +116,7 @@ class Prediction:
     by_worker
         Bytes of results alone on each worker.
     from_memory
-        Whether blocks in memory are on the workers that have them; otherwise they are made anew.
+        Whether blocks in memory are on the workers that have them; otherwise tasks make them.
     """
 
     seconds: float
@@ -342,7 +346,11 @@ def predict_tasks(
     """
     if math.isinf(guessed):
         return None
-    run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
+    speeds = _speeds(machine.calibration)
+    if tasks.there:
+        # with the speed of the network, blocks would be sent that Dask leaves where they are
+        speeds = replace(speeds, assumed=SCHEDULER_BANDWIDTH)
+    run = simulate(tasks, machine.workers, machine.threads, speeds)
     return Prediction(
         run.seconds,
         run.moved,

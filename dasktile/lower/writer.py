@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -92,24 +91,20 @@ class Lowered:
         """By the index of a node, the name of the layer that makes its array."""
         return {index: self._name(name) for index, name in self.written.made.items()}
 
-    def tasks(
-        self, by_place: bool, there: Mapping[Any, int] = MappingProxyType({})
-    ) -> tuple[PlacedTasks, float]:
+    def tasks(self, by_place: bool) -> tuple[PlacedTasks, float]:
         """What `placed_tasks` returns.
 
         Parameters
         ----------
         by_place
             Whether tasks run where they are placed.
-        there
-            Blocks that are in memory already, and the mesh position of each.
         """
         ends = {
             self._name(name): [(self._name(name), *key[1:]) for key in keys]
             for name, keys in self.written.keys.items()
         }
         limits, memory = self.written.limits, self.bundled.memory
-        return placed_tasks(self.graph, ends, limits, memory, by_place, there)
+        return placed_tasks(self.graph, ends, limits, memory, by_place)
 
     def guessed(self) -> tuple[str, ...]:
         """The operations with results whose sizes are guesses; none of a graph without bundles."""

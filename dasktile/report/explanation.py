@@ -240,8 +240,8 @@ class Explanation:
         Tasks of the model that one task of the plan's graph runs at the most; 0 if they are not
         bundled, as without the scheduler plugin.
     in_memory
-        True if workers have blocks of the input in memory already, so that the bytes received by
-        Dask's own graph are not predicted.
+        True if workers have blocks of the input in memory already.  The bytes received by Dask's
+        own graph are then predicted only where it is kept because it moves fewer than a plan.
     bytes_unplanned
         Bytes that tasks of one operation receive from each other, which the model does not count;
         0 if they are few or unknown.
@@ -655,7 +655,7 @@ class Explanation:
             f"by the model it moves {moved} between workers",
         ]
         if self.in_memory and self.received_before is not None:
-            lines[1] += " with tiles on a grid of workers, which Dask's scheduler ignores"
+            lines[1] = f"the model that chooses plans counts {moved} for its chunks"
         if self.run_tasks_before is None:
             lines[1] += f"; {format_count(self.tasks_before, 'task')}"
         if 0 < self.lower_bound <= self.bytes_before:

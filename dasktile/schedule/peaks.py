@@ -86,6 +86,9 @@ class Speeds:
     variation
         The largest deviation of the duration of a task, as a share of it: otherwise workers would
         run in step, and one of them would always be the first to have room.
+    assumed
+        Bytes per second between two workers by which tasks without a home get their workers; None
+        for those of `network`.
     """
 
     task: float = 3e-3
@@ -93,6 +96,7 @@ class Speeds:
     memory: float = 1e9
     network: float = 5e8
     variation: float = 0.1
+    assumed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +387,7 @@ class _Simulation:
         home = self.tasks.homes[number]
         if home is not None:
             return home
-        total = 0
+        total, assumed = 0, self.speeds.assumed or self.speeds.network
         #: Bytes of inputs on each worker that has any.
         present: dict[int, int] = {}
         for read in self.reads[number]:
@@ -396,7 +400,7 @@ class _Simulation:
 
         def cost(at: int) -> tuple[float, int, int]:
             wait = self.workers[at].sent * self.speeds.task
-            start = (total - present[at]) / self.speeds.network + wait
+            start = (total - present[at]) / assumed + wait
             return int(start / self.speeds.task), self.workers[at].memory, at
 
         return min(present, key=cost)

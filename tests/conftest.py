@@ -12,7 +12,7 @@ import pytest
 from distributed.utils import RateLimiterFilter, get_mp_context
 
 import dasktile.config  # noqa: F401  (registers the settings)
-from dasktile.capture.highlevel import failures
+from dasktile.capture.failures import failures
 from dasktile.decisions import forget
 from dasktile.ir.verify import verify_tiled
 from dasktile.lower import array_writer

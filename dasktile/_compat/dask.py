@@ -404,6 +404,7 @@ getitem_variadic: Any = _lookup("dask.array.slicing", "getitem_variadic", _ALL, 
 setitem: Any = _lookup("dask.array.slicing", "setitem", "assignments are unchanged")
 slice_with_int_dask_array: Any = _lookup(_CHUNK, "slice_with_int_dask_array", _ALL, CAPTURE)
 bincount_agg: Any = _lookup(_ROUTINES, "_bincount_agg", _ALL, CAPTURE)
+unique_internal: Any = _lookup(_ROUTINES, "_unique_internal", "explain gives less precise reasons")
 histogramdd_rect: Any = _lookup(_ROUTINES, "_block_histogramdd_rect", _ALL, CAPTURE)
 histogramdd_multiarg: Any = _lookup(_ROUTINES, "_block_histogramdd_multiarg", _ALL, CAPTURE)
 

@@ -144,7 +144,7 @@ class Captured:
     graph
         The graph that was captured.
     errors
-        Exceptions that recognisers raised; each is a defect of dasktile.
+        Exceptions inside capture; each is a defect of dasktile.
     """
 
     program: Program
@@ -167,6 +167,8 @@ class GraphView:
     solvers
         Calls of ``da.linalg`` that use factorisations, see :mod:`dasktile.capture.steps`; None
         until they are needed.
+    errors
+        Exceptions inside capture; each is a defect of dasktile.
     """
 
     graph: HighLevelGraph
@@ -177,6 +179,7 @@ class GraphView:
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     _known: dict[str, Keys] = field(default_factory=dict, repr=False)
     solvers: dict[str, str] | None = field(default=None, repr=False)
+    errors: list[Exception] = field(default_factory=list, repr=False)
 
     @property
     def layers(self) -> Mapping[str, Layer]:
@@ -267,7 +270,8 @@ class GraphView:
     def dependencies(self, name: str) -> tuple[str, ...]:
         """Names of the layers that a layer reads, in the order of the reads in its tasks.
 
-        The order does not depend on the names, because programs must not depend on them.
+        The order does not depend on the names, because programs must not depend on them.  Names
+        need not be strings.
         """
         if name not in self._reads:
             self._reads[name] = self._in_order(name)
@@ -278,15 +282,15 @@ class GraphView:
         names = self.graph.dependencies.get(name, ())
         if len(names) < 2:
             return tuple(names)
-        layer = self.layers[name]
-        heads = {head: other for other in sorted(names) for head in self._key_heads(other)}
+        layer, in_order = self.layers[name], sorted(names, key=str)
+        heads = {head: other for other in in_order for head in self._key_heads(other)}
         ordered: dict[str, None] = {}
         for key in read_by(layer) if isinstance(layer, Blockwise) else self._task_reads(name):
             if (head := head_of(key)) in heads:
                 ordered[heads[head]] = None
                 if len(ordered) == len(names):
                     break
-        return (*ordered, *(other for other in sorted(names) if other not in ordered))
+        return (*ordered, *(other for other in in_order if other not in ordered))
 
     def _task_reads(self, name: str) -> Iterable[Key]:
         """The keys that the tasks of a layer read, in order."""

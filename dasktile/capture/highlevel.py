@@ -8,9 +8,7 @@ are deep.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ from dask.array import Array
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from dasktile._compat.dask import unique_internal
 from dasktile.capture.answers import Answer, producers_first, reads_of, resolved
 from dasktile.capture.base import (
     ArrayInfo,
@@ -28,11 +27,12 @@ from dasktile.capture.base import (
     Rechunked,
     Recogniser,
 )
-from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
+from dasktile.capture.corrections import called_function, correct_arrays, has_wrong_chunk_type
 from dasktile.capture.empty import with_all_blocks
+from dasktile.capture.failures import note_failure
 from dasktile.capture.joined import join_sources
 from dasktile.capture.measured import measured_arrays
-from dasktile.capture.reasons import UNKNOWN_SIZES, reason_for
+from dasktile.capture.reasons import UNKNOWN_SIZES, no_rule, reason_for
 from dasktile.capture.rules import (
     assignments,
     blockwise,
@@ -76,11 +76,6 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *folds.RECOGNISERS,
     blockwise.block_dependent,
 )
-
-logger = logging.getLogger("dasktile")
-
-#: How often each recogniser has raised an exception in this process.
-failures: Counter[str] = Counter()
 
 
 def capture(arrays: Sequence[Array]) -> Captured:
@@ -132,9 +127,8 @@ def capture_graph(
     correct_arrays(view)
     view.add(measured_arrays(view))
     view = declare_reads(view)
-    errors: list[Exception] = []
     names = [root.name for root in roots]
-    answers = _walk(view, names, alone or {}, errors)
+    answers = _walk(view, names, alone or {})
     join_sources(view, answers, names)
     order = producers_first(answers, names)
     index = {name: number for number, name in enumerate(order)}
@@ -182,32 +176,30 @@ def capture_graph(
         )
         kernels.append(answer.kernel)
     outputs = tuple(producer(root.name) for root in roots)
-    return Captured(Program(tuple(nodes), outputs), tuple(kernels), view.graph, tuple(errors))
+    return Captured(Program(tuple(nodes), outputs), tuple(kernels), view.graph, tuple(view.errors))
 
 
-def _walk(
-    view: GraphView, names: Sequence[str], alone: Mapping[str, str], errors: list[Exception]
-) -> dict[str, Answer]:
-    """The result for every layer that the named ones need; exceptions are added to `errors`."""
+def _walk(view: GraphView, names: Sequence[str], alone: Mapping[str, str]) -> dict[str, Answer]:
+    """The result for every layer that the named ones need."""
     answers: dict[str, Answer] = {}
     stack = list(reversed(names))
     while stack:
         name = stack.pop()
         if name in answers:
             continue
-        answer = answers[name] = _recognise(view, name, alone.get(name, ""), errors)
+        answer = answers[name] = _recognise(view, name, alone.get(name, ""))
         stack.extend(reversed(reads_of(answer)))
     return answers
 
 
-def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception]) -> Answer:
+def _recognise(view: GraphView, name: str, reason: str) -> Answer:
     info = view.result(name)
     assert info is not None
     if info.bounded:
-        return opaque(view, info, reason_for(view, name, UNKNOWN_SIZES))
+        return opaque(view, info, _reason(view, name, UNKNOWN_SIZES))
     if reason:
         # where its inputs are placed depends on what it is
-        known = _recognise(view, name, "", errors)
+        known = _recognise(view, name, "")
         if not isinstance(known, Operation) or known.kind is Kind.OPAQUE:
             return known if _is_resident(known) else opaque(view, info, reason)
         return opaque(view, info, reason, known=known)
@@ -224,10 +216,7 @@ def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception])
             answer = recogniser(view, name)
             problem = _problem(view, info, answer) if answer is not None else ""
         except Exception as error:
-            label = f"{recogniser.__module__}.{recogniser.__name__}"
-            failures[label] += 1
-            errors.append(error)
-            logger.debug("%s failed", label, exc_info=True)
+            label = note_failure(view, recogniser, error)
             defect = f"dasktile failed: {label} raised {type(error).__name__}: {error}"
             return opaque(view, info, defect)
         if problem:
@@ -236,7 +225,16 @@ def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception])
             declined, otherwise = declined or answer.reason, otherwise or answer.known
         elif answer is not None:
             return answer
-    return opaque(view, info, reason or reason_for(view, name, declined), known=otherwise)
+    return opaque(view, info, reason or _reason(view, name, declined), known=otherwise)
+
+
+def _reason(view: GraphView, name: str, declined: str) -> str:
+    """As :func:`reason_for`, and a general reason where that fails: no plan depends on it."""
+    try:
+        return reason_for(view, name, declined)
+    except Exception as error:
+        note_failure(view, reason_for, error)
+        return declined or no_rule(call_of_layer(name))
 
 
 def _is_resident(answer: Answer) -> bool:
@@ -248,7 +246,7 @@ def _unchanged_reason(layer: Layer, info: ArrayInfo) -> str:
     if layer.annotations:
         return "the layer is annotated"
     if info.dtype.hasobject or info.dtype.kind == "V":
-        if call_of_layer(info.name) == "unique":
+        if called_function(layer)[0] is unique_internal:
             return f"a step of unique: {UNKNOWN_SIZES}"
         return f"arrays of dtype {info.dtype} are not supported"
     if any(size == 0 for sizes in info.chunks for size in sizes):

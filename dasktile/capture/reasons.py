@@ -90,7 +90,12 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     if title in ("", "apply"):
         # dask's own function that calls another one
         title = operation
-    return f"there is no rule for this form of {title}, which may depend on the chunks"
+    return no_rule(title)
+
+
+def no_rule(call: str) -> str:
+    """The reason of a call of which nothing else is known."""
+    return f"there is no rule for this form of {call}, which may depend on the chunks"
 
 
 def _function_reason(layer: Blockwise, function: Any) -> str:

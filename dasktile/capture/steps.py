@@ -18,7 +18,7 @@ from dasktile.capture.references import references, tasks_of
 from dasktile.capture.titles import call_of_layer
 
 #: Factorisations of matrices, and calls with layers of this name that use them.
-_FACTORISATIONS = frozenset(("cholesky", "lstsq", "lu", "qr", "sfqr", "solve_triangular", "svd"))
+_FACTORISATIONS = frozenset(("cholesky", "lstsq", "lu", "qr", "solve_triangular", "svd"))
 
 #: Calls through which a factor of a matrix, or the product with it, reaches the next step.
 _PRODUCTS = frozenset(("conjugate", "getitem", "rechunk", "sum", "tensordot", "transpose"))
@@ -42,12 +42,20 @@ def call_of_step(view: GraphView, name: str) -> str:
 
 
 def _reads(view: GraphView, name: str) -> set[str]:
-    """The layers that a layer reads, as a graph declares them, without order."""
-    return set(view.graph.dependencies.get(name, ()))
+    """The layers that a layer reads, as a graph declares them, without order.
+
+    Those whose names are no strings, such as delayed values with tuples as keys, are left out here
+    and below: they are no steps of a call.
+    """
+    return {other for other in view.graph.dependencies.get(name, ()) if isinstance(other, str)}
 
 
 def _readers(view: GraphView, name: str) -> set[str]:
-    return {other for other in view.layers if name in view.graph.dependencies.get(other, ())}
+    return {other for other in _named(view) if name in view.graph.dependencies.get(other, ())}
+
+
+def _named(view: GraphView) -> Iterator[str]:
+    return (name for name in view.layers if isinstance(name, str))
 
 
 # Solvers and factorisations of da.linalg
@@ -64,25 +72,34 @@ def factorisation(view: GraphView, name: str) -> str:
                 view.solvers = _solvers(view)
             return view.solvers.get(step) or view.solvers.get(_token(step)) or call
         # the steps between a factorisation and its results are no arrays
-        others = [other for other in view.dependencies(step) if view.array(other) is None]
+        others = [
+            other
+            for other in view.dependencies(step)
+            if isinstance(other, str) and view.array(other) is None
+        ]
         steps += [other for other in others if other not in seen]
         seen.update(others)
     return ""
 
 
 def _solvers(view: GraphView) -> dict[str, str]:
-    """Calls that use factorisations, by the tokens of these or the names of other layers."""
-    calls: dict[str, str] = {}
-    for name in view.layers:
+    """Calls that use factorisations, by the tokens of these or the names of other layers.
+
+    Several calls share the factorisation of a matrix.
+    """
+    calls: dict[str, set[str]] = {}
+    for name in _named(view):
+        found: dict[str, str] = {}
         if name.startswith("solve-triangular-"):
-            calls |= _solution(view, name)
+            found = _solution(view, name)
         elif name.startswith("svd-"):
-            calls |= _singular_values(view, name)
-    for name in view.layers:
-        if name.startswith("lstsq-"):
+            found = _singular_values(view, name)
+        elif name.startswith("lstsq-"):
             read = _below(view, _reads(view, name))
-            calls |= dict.fromkeys(map(_token, filter(_is_factor, read)), "lstsq")
-    return calls
+            found = dict.fromkeys(map(_token, filter(_is_factor, read)), "lstsq")
+        for step, call in found.items():
+            calls.setdefault(step, set()).add(call)
+    return {step: " and ".join(sorted(names)) for step, names in calls.items()}
 
 
 def _solution(view: GraphView, name: str) -> dict[str, str]:
@@ -231,7 +248,8 @@ def mapped_by_xarray(view: GraphView, name: str) -> str:
         task = next(iter(view.tasks(name).values()), None)
         for key in references(task) if task is not None else ():
             result = tasks_of(view.layers[other]).get(key)
-            called = getattr(result, "func", result[0] if type(result) is tuple else None)
+            first = result[0] if type(result) is tuple and result else None
+            called = getattr(result, "func", first)
             if (getattr(called, "__module__", "") or "").startswith("xarray."):
                 return key_split(other)
     return ""

@@ -41,6 +41,8 @@ _CALLS: Mapping[str, str] = {
     "numpy_vindex": "vindex",
     "percentile_tdigest": "percentile",
     "searchsorted_block": "searchsorted",
+    # the step of qr for rows in one chunk
+    "sfqr": "qr",
     "slice_with_int_dask_array_aggregate": "getitem",
     "solve-triangular": "solve_triangular",
     **dict.fromkeys(("solve_triangular_lower", "solve_triangular_safe"), "solve_triangular"),

@@ -10,8 +10,10 @@ from dask.highlevelgraph import Layer
 
 from dasktile._compat.dask import Task
 from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation, Verbatim, has_blocks
+from dasktile.capture.failures import note_failure
 from dasktile.capture.references import head_of
 from dasktile.capture.steps import call_of_step
+from dasktile.capture.titles import call_of_layer
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
@@ -44,7 +46,7 @@ def opaque(
     members, arrays = _members(view, info.name, inputs)
     one_block = has_one_block(info)
     return Operation(
-        op=call_of_step(view, info.name),
+        op=_call(view, info.name),
         kind=Kind.OPAQUE,
         labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
         out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
@@ -63,6 +65,15 @@ def opaque(
         work=1.0 if known is None else known.work,
         root=members == (info.name,) and _is_root(view, info.name),
     )
+
+
+def _call(view: GraphView, name: str) -> str:
+    """As :func:`call_of_step`, and by the name alone where that fails: no plan depends on it."""
+    try:
+        return call_of_step(view, name)
+    except Exception as error:
+        note_failure(view, call_of_step, error)
+        return call_of_layer(name)
 
 
 def _is_root(view: GraphView, name: str) -> bool:

@@ -195,7 +195,7 @@ def _read_by(graph: HighLevelGraph, view: GraphView, name: str) -> Sequence[Any]
         reads = {key for task in layer.values() for key in task.dependencies}
         return sorted((key for key in reads if key not in layer), key=repr)
     keys: list[Any] = []
-    for read in sorted(graph.dependencies[name]):
+    for read in sorted(graph.dependencies[name], key=str):
         info = view.array(read)
         keys.append((read, *(0 for _ in info.chunks)) if info is not None else read)
     return keys

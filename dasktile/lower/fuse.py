@@ -420,7 +420,7 @@ class _Fusion:
             if len(numbers) > 1
         }
         changed = {self.layer[number] for numbers in fused.values() for number in numbers}
-        for name in sorted(changed):
+        for name in sorted(changed, key=str):
             layer = self.layers[name]
             tasks = {}
             for key, task in layer.items():
@@ -434,7 +434,7 @@ class _Fusion:
         reads = self._dependencies(layers, reads, changed)
         # where graphs are merged, layers of the same name must have the same keys
         parts = {}
-        for name in sorted(changed & layers.keys()):
+        for name in sorted(changed & layers.keys(), key=str):
             if len(layers[name]) < len(self.layers[name]):
                 if self.dependencies[name]:
                     parts[name] = part_layer_name(name, layers[name])

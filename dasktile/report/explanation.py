@@ -427,9 +427,10 @@ class Explanation:
 
     def __repr__(self) -> str:
         arrays, workers = len(self.nodes), self.workers
+        before = format_bytes(self.bytes_before) if self._is_comparable else "not counted"
         return (
             f"<Explanation: {format_count(arrays, 'array')}, {format_count(workers, 'worker')},"
-            f" {format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)} moved,"
+            f" {before} -> {format_bytes(self.bytes_after)} moved,"
             f" {self.tasks_before:,} -> {self.tasks_after:,} tasks>"
         )
 
@@ -459,8 +460,7 @@ class Explanation:
             tasks = ("tasks", self.tasks_before, self.tasks_after)
         rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
             (*tasks, "{:,}".format),
-            ("bytes moved, by the model", self.bytes_before if self._is_comparable else None,
-             self.bytes_after, format_bytes),
+            ("bytes moved, by the model", self.bytes_before, self.bytes_after, format_bytes),
             ("results in memory on one worker", self.results_before, self.results_after,
              format_bytes),
             ("predicted run time", self.seconds_before, self.seconds_after, format_seconds),
@@ -468,8 +468,9 @@ class Explanation:
         if self.workers > 1:
             received = self.received_before, self.received_after
             rows.insert(1, ("bytes received by workers", *received, format_bytes))
+        partly = set() if self._is_comparable else {"bytes moved, by the model"}
         shown = [
-            (title, written(before), written(after))
+            (title, "not counted" if title in partly else written(before), written(after))
             for title, before, after, written in rows
             if before is not None and after is not None
         ]

@@ -27,6 +27,7 @@ from dasktile.capture.base import (
     Recogniser,
     Verbatim,
 )
+from dasktile.capture.failures import failures
 from dasktile.capture.highlevel import RECOGNISERS, capture, capture_graph, describable
 from dasktile.capture.rules.blockwise import Contract, Map
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -684,9 +685,9 @@ class TestWalk:
         with dask.config.set({"dasktile.raise-errors": False}):
             assert "broken raised KeyError" in " ".join(str(dasktile.explain(x)).split())
             assert dasktile.optimize(x).compute().shape == x.shape
-        (name,) = highlevel.failures
-        assert name.endswith(".broken") and highlevel.failures[name] == 4
-        highlevel.failures.clear()
+        (name,) = failures
+        assert name.endswith(".broken") and failures[name] == 4
+        failures.clear()
 
     def test_the_first_reason_of_a_recogniser_is_shown(
         self, monkeypatch: pytest.MonkeyPatch

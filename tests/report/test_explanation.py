@@ -200,7 +200,14 @@ def test_bytes_are_not_compared_where_steps_of_the_input_are_not_counted() -> No
     assert text.startswith("4 workers, moves 68.7 MiB between workers (lower bound 66.8 MiB,")
     assert "with the chunks of the input 7.0 KiB are counted, without the steps whose" in text
     assert "bytes moved" in explanation._repr_html_()
-    assert "bytes moved, by the model" not in fewer._repr_html_()
+    rows = ET.fromstring(fewer._repr_html_()).findall(".//table[@class='numbers']/tbody/tr")
+    assert [cell.text for cell in rows[1].findall("td")] == [
+        "bytes moved, by the model",
+        "not counted",
+        "68.7 MiB",
+    ]
+    assert ", 1.2 GiB -> 68.7 MiB moved, " in repr(explanation)
+    assert ", not counted -> 68.7 MiB moved, " in repr(fewer)
 
 
 def test_nothing_to_tile() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 
 import dasktile
+from dasktile.capture import highlevel, unchanged
+from dasktile.capture.failures import failures
 
 #: Reasons of arrays beside those of a call.
 _OTHERS = ("its chunks are already", "random numbers", "no other tiles", "tiles with", "Dask's own")
@@ -90,7 +93,7 @@ def step(call: str) -> str:
         (lambda: da.linalg.svd_compressed(matrix(), 3, "QR", 2)[1], step("svd_compressed")),
         (lambda: da.linalg.svd(tall())[1], step("svd")),
         (lambda: da.linalg.qr(tall()), step("qr")),
-        (lambda: da.linalg.qr(tall().T)[0], step("sfqr")),
+        (lambda: da.linalg.qr(tall().T)[0], step("qr")),
         (lambda: da.linalg.lu(matrix()), step("lu")),
         (lambda: da.linalg.cholesky(matrix()), step("cholesky")),
         (lambda: da.linalg.solve(matrix(), matrix()[0]), step("solve")),
@@ -131,6 +134,58 @@ def test_calls_have_one_reason_that_names_them(operation: Callable[[], Any], phr
         and "compute_chunk_sizes" not in node.reason
     }
     assert len(reasons) == 1 and reasons.pop().startswith(phrase)
+
+
+def explained(array: Any) -> dict[str, str]:
+    """The reason of each operation that keeps its chunks."""
+    nodes = dasktile.explain(array, workers=4).nodes
+    return {node.op: node.reason for node in nodes if node.reason}
+
+
+@pytest.mark.parametrize("key", [("mine", 3), 7, ("svd", 3)])
+def test_names_of_layers_need_not_be_strings(key: Any) -> None:
+    row = dask.delayed(np.ones)(5, dask_key_name=key)
+    values = da.from_delayed(row, (5,), float)
+    reasons = explained(da.linalg.svd(tall())[1] + values)
+    assert reasons["getitem"] == step("svd")
+    assert reasons["from-value"].startswith("its blocks are results of the delayed function")
+    # of which one layer reads names of both kinds
+    added = tall().map_blocks(np.add, row, dtype=float)
+    assert explained(added)["add"].startswith("an argument of add is a delayed value")
+    (result,) = dasktile.optimize((added,), workers=4)
+    np.testing.assert_array_equal(result, added)
+
+
+def test_words_that_fail_cost_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> str:
+        raise KeyError("oops")
+
+    solved = da.linalg.solve(matrix(), matrix()[0])
+    monkeypatch.setattr(highlevel, "reason_for", broken)
+    monkeypatch.setattr(unchanged, "call_of_step", broken)
+    with pytest.raises(KeyError, match="oops"):
+        dasktile.optimize(solved, workers=4)
+    with dask.config.set({"dasktile.raise-errors": False}):
+        reasons = explained(solved)
+    assert reasons["lu"] == "there is no rule for this form of lu, which may depend on the chunks"
+    assert failures.popitem()[0].endswith(".broken")
+    failures.clear()
+
+
+def test_functions_of_the_user_with_names_of_dasks_own() -> None:
+    def unique(block: np.ndarray) -> np.ndarray:
+        return block.astype(object)
+
+    mapped = vector().map_blocks(unique, dtype=object)
+    assert explained(mapped)["unique"] == "arrays of dtype object are not supported"
+
+
+def test_calls_that_share_a_factorisation() -> None:
+    shared = da.linalg.inv(matrix()), da.linalg.solve(matrix(), matrix()[0])
+    reasons = {node.reason for node in dasktile.explain(shared, workers=4).nodes}
+    assert reasons >= {step("inv and solve"), step("inv"), step("solve")}
+    for one, call in zip(shared, ("inv", "solve"), strict=True):
+        assert explained(one)["lu"] == step(call)
 
 
 def test_polyfit() -> None:

@@ -179,7 +179,7 @@ def _layers_of(argument: Any, name: str, graph: HighLevelGraph) -> set[str]:
         return set()
     layers = set()
     for key in keys:
-        candidates = sorted(graph.dependencies.get(name, ()))
+        candidates = sorted(graph.dependencies.get(name, ()), key=str)
         holders = [other for other in candidates if other == key or key in graph.layers[other]]
         if not holders:
             raise TypeError(f"{name!r} reads {key!r}, which is in none of its dependencies")

@@ -111,7 +111,7 @@ def _in_order(layers: tuple[str, ...], graph: HighLevelGraph) -> list[str]:
         name = stack[-1]
         waiting = [
             other
-            for other in sorted(graph.dependencies.get(name, ()))
+            for other in sorted(graph.dependencies.get(name, ()), key=str)
             if other in members and other not in done
         ]
         if waiting:

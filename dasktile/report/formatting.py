@@ -39,7 +39,8 @@ def _short(size: int, base: int, units: Sequence[str]) -> str:
     """Bytes as a number below the base, of four digits at most; empty if they are no such one."""
     place = min(int(math.log(max(size, 1), base) + 1e-9), len(units) - 1)
     number = f"{size / base**place:.4g}"
-    return f"{number} {units[place]}" if float(number) * base**place == size else ""
+    is_exact = "e" not in number and round(float(number) * base**place) == size
+    return f"{number} {units[place]}" if is_exact else ""
 
 
 def format_excess(need: int, limit: int) -> str:

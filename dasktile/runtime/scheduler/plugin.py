@@ -131,8 +131,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.loop = asyncio.get_running_loop()
         self.unavailable = checks.check_scheduler(scheduler)
         self._places = self._has(Feature.PLACEMENT)
-        for address, state in scheduler.workers.items():
-            self.left.add(address, state)
+        if self._has(Feature.METRICS):
+            for address, state in scheduler.workers.items():
+                self.left.add(address, state)
         self.hints = self.hints and self._has(Feature.HINTS) and self._has(Feature.METRICS)
         self.hint_sender = HintSender(
             scheduler,
@@ -259,7 +260,10 @@ class TileSchedulerPlugin(SchedulerPlugin):
     # -- workers ------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        self.left.add(worker, scheduler.workers[worker])
+        # without metrics nothing would take it away again
+        state = scheduler.workers.get(worker) if self._has(Feature.METRICS) else None
+        if state is not None:
+            self.left.add(worker, state)
         if self._has(Feature.PLACEMENT):
             self._guard(self._worker_added, worker)
             self.roots.request_release()

@@ -234,7 +234,9 @@ class Spilling(Guarded):
                 spill = self._limit(limits.spill) or target
                 most = (target + max(target, spill)) // 2
                 budget = min(target, self.budget.available(most))
-                if self.budget.is_full and budget < self.settings.scarce_budget * target:
+                is_scarce = budget < self.settings.scarce_budget * target
+                # not where tasks take the memory and no result was evicted
+                if is_scarce and self.budget.is_full and store.evicted_count:
                     self._warn_of_scarcity(target, most, budget)
             if self._evicting and store.evicting(store.host):
                 # a larger budget would cancel the eviction
@@ -260,7 +262,7 @@ class Spilling(Guarded):
         if self._is_scarce or limit is None:
             return
         self._is_scarce = True
-        source = "of the worker"
+        source = "that of the worker"
         if limit == self.limit:
             source = "given to dasktile.enable"
         elif limit == self.store.limit:
@@ -269,13 +271,13 @@ class Spilling(Guarded):
         # results may take at most `target`, and so much that the process stays at `most`
         ample = limit * max(other / target, 2 * other / most)
         logger.warning(
-            "Nearly all results of this worker are written to disk: of the memory limit of %s,"
-            " %s, they may take %s in memory, because its process takes %s besides them. With about"
-            " %s, they may take as much memory as the rest of the process.",
-            format_limit(limit),
-            source,
+            "Nearly all results of this worker are written to disk: they may take %s of memory now,"
+            " because its process takes %s besides them and its limit is %s (%s). With a limit of"
+            " about %s, they may take as much memory as the rest of the process.",
             format_bytes(budget),
             format_bytes(other),
+            format_limit(limit),
+            source,
             format_bytes(ample),
         )
 

@@ -62,6 +62,12 @@ def counts(dask_worker: Worker) -> tuple[int, int, int]:
     return len(store.fast), len(store.slow), store.spilled_total.memory
 
 
+def has_full_budget(dask_worker: Worker) -> bool:
+    """Whether as many samples of the process were taken as the budget looks at."""
+    plugin: Any = dask_worker.plugins["dasktile"]
+    return bool(plugin.plugin.spilling.budget.is_full)
+
+
 def is_evicting(dask_worker: Worker) -> bool:
     store = dask_worker.data
     return store.evicting(store.host)
@@ -147,12 +153,16 @@ def test_memory_of_the_process_that_is_no_result_reduces_the_budget() -> None:
 
 def test_the_log_says_once_that_results_have_no_memory() -> None:
     with worker_process(dasktile.worker_data("40 MiB")) as client:
-        poll(lambda: bool(scarcity(client)))
+        poll(lambda: on_worker(client, has_full_budget))
+        # no result lacks memory yet
+        assert not scarcity(client)
         tiles = client.map(tile, range(SLACK), pure=False)
         wait(tiles, timeout=LIMIT)
         poll(lambda: on_worker(client, counts)[:2] == (0, SLACK))
+        poll(lambda: bool(scarcity(client)))
         check_values(client, tiles)
         [message] = scarcity(client)
-    assert "memory limit of 40 MiB, given to dasktile.worker_data, they may take 0 B" in message
+    assert "they may take 0 B of memory now" in message
+    assert "its limit is 40 MiB (given to dasktile.worker_data)" in message
     other, ample = re.findall(r"(?:takes|about) (\d+) MiB", message)
     assert int(ample) > 2 * int(other) > 80

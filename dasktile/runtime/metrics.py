@@ -160,8 +160,8 @@ class Metrics:
     left
         Number of workers that left the cluster.
     of_left
-        Their counts together, as of their last heartbeats: what they did in the second before they
-        left may be missing.  All sums contain them.
+        Their counts together, as of their last heartbeats: what they did since then is missing.
+        All sums contain them.
     """
 
     workers: Mapping[str, WorkerCounts]

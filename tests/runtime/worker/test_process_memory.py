@@ -51,6 +51,12 @@ def scarcity(client: Client) -> list[str]:
     return [text for _, text in records if "Nearly all results" in text]
 
 
+def has_scarce_budget(dask_worker: Worker) -> bool:
+    """Whether results may take nothing, by all samples that count."""
+    spilling = dask_worker.plugins["dasktile"].plugin.spilling
+    return bool(spilling.budget.is_full and not dask_worker.data.capacity(dask_worker.data.host))
+
+
 def process_memory(dask_worker: Worker) -> int:
     return dask_worker.monitor.get_process_memory()
 
@@ -147,12 +153,16 @@ def test_memory_of_the_process_that_is_no_result_reduces_the_budget() -> None:
 
 def test_the_log_says_once_that_results_have_no_memory() -> None:
     with worker_process(dasktile.worker_data("40 MiB")) as client:
-        poll(lambda: bool(scarcity(client)))
+        poll(lambda: on_worker(client, has_scarce_budget))
+        # a task without results evicts nothing
+        assert not scarcity(client)
         tiles = client.map(tile, range(SLACK), pure=False)
         wait(tiles, timeout=LIMIT)
         poll(lambda: on_worker(client, counts)[:2] == (0, SLACK))
+        poll(lambda: bool(scarcity(client)))
         check_values(client, tiles)
         [message] = scarcity(client)
-    assert "memory limit of 40 MiB, given to dasktile.worker_data, they may take 0 B" in message
+    assert "results may take 0 B of this worker's memory limit" in message
+    assert "(40 MiB, given to dasktile.worker_data)" in message
     other, ample = re.findall(r"(?:takes|about) (\d+) MiB", message)
     assert int(ample) > 2 * int(other) > 80

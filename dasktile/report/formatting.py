@@ -28,19 +28,26 @@ def format_limit(limit: int) -> str:
 
     This is mostly what the user gave.  Other limits are rounded.
     """
+    if limit < 1024:
+        return f"{limit} B"
     binary = _short(limit, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-    if binary:
-        return binary
     decimal = _short(limit, 1000, ("B", "kB", "MB", "GB", "TB"))
+    if binary and not 0 < _digits(decimal) <= _digits(binary):
+        return binary
     return f"{decimal} ({format_bytes(limit)})" if decimal else format_bytes(limit)
 
 
 def _short(size: int, base: int, units: Sequence[str]) -> str:
-    """Bytes as a number below the base, of four digits at most; empty if they are no such one."""
+    """Bytes as a number of four digits at most; empty if they are no such number."""
     place = min(int(math.log(max(size, 1), base) + 1e-9), len(units) - 1)
     number = f"{size / base**place:.4g}"
-    is_exact = "e" not in number and round(float(number) * base**place) == size
+    # Dask rounds what it parses down, also where the product of floats is just below an integer
+    is_exact = "e" not in number and abs(float(number) * base**place - size) < 1
     return f"{number} {units[place]}" if is_exact else ""
+
+
+def _digits(text: str) -> int:
+    return sum(map(str.isdigit, text))
 
 
 def format_excess(need: int, limit: int) -> str:

@@ -160,7 +160,7 @@ class Metrics:
     left
         Number of workers that left the cluster.
     of_left
-        Their counts together, as of their last heartbeats: what they did after these is missing.
+        Their counts together, as of their last heartbeats: what they did since then is missing.
         All sums contain them.
     """
 

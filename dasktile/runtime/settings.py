@@ -69,7 +69,8 @@ class RuntimeSettings:
         Smallest change of the budget of results, as a share of the target, that is applied.
         Smaller ones would only move tiles back and forth.
     scarce_budget
-        Share of the target; if the budget of results stays below it, the log says so.
+        Share of the target; if results are evicted while their budget stays below it, the log
+        says so.
     monitor_interval
         Seconds between two measurements of the process where distributed does not measure.
     small_bytes

@@ -20,6 +20,13 @@ from dasktile.report.formatting import format_excess, format_limit
         ("100 MB", "100 MB (95.4 MiB)"),
         ("2 GB", "2 GB (1.9 GiB)"),
         ("123456789", "118 MiB"),
+        ("1.001 GB", "1.001 GB (955 MiB)"),
+        ("1001000000", "1.001 GB (955 MiB)"),
+        ("1.001 GiB", "1.001 GiB"),
+        ("512 kB", "512 kB (500 KiB)"),
+        ("10 KiB", "10 KiB"),
+        ("20000 TiB", "20000 TiB"),
+        ("100000 TB", "90949 TiB"),
     ],
 )
 def test_limits_are_shown_as_given(limit: str, text: str) -> None:

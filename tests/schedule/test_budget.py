@@ -92,6 +92,47 @@ def test_the_capacity_is_the_budget_that_other_memory_leaves(spill: Any) -> None
 TILE = 8000
 
 
+def test_a_long_task_with_much_memory_is_no_scarcity(caplog: pytest.LogCaptureFixture) -> None:
+    @gen_cluster(
+        client=True,
+        nthreads=[("127.0.0.1", 1)],
+        worker_kwargs={"memory_limit": 100 * TILE},
+        timeout=LIMIT,
+        # the test measures itself
+        config={**CONFIG, "distributed.worker.memory.monitor-interval": "1h"},
+    )
+    async def main(c: Any, s: Any, a: Any) -> None:
+        process = [0]
+        a.monitor.get_process_memory = lambda: process[0]
+        await dasktile.enable(c)
+        store, spilling = a.data, a.plugins["dasktile"].plugin.spilling
+
+        def warnings(other: int) -> int:
+            """Number of warnings after samples of other memory, in tiles."""
+            for _ in range(30):
+                process[0] = store.used(store.host) + other * TILE
+                spilling._update_budget()
+                store._engine.wait_all(LIMIT)
+            return sum("Nearly all results" in record.message for record in caplog.records)
+
+        # no results, of which nothing is evicted
+        assert warnings(90) == 0
+        assert warnings(10) == 0
+        # results that are evicted while they have much memory
+        tiles = c.map(filled, range(70))
+        await wait(tiles)
+        assert warnings(10) == 0
+        assert store.evicted_from_host > 0
+        # then results have none
+        assert warnings(90) == 1
+        assert warnings(90) == 1
+        [message] = [r.message for r in caplog.records if "Nearly all results" in r.message]
+        assert "results may take 0 B of this worker's memory limit (800 kB (" in message
+        assert "set on the worker), because its process takes 703 KiB besides them" in message
+
+    main()
+
+
 def test_the_capacity_of_a_device_is_what_other_memory_leaves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -119,6 +119,8 @@ class TileCopies:
         self._spilled_total = Spilled(0, 0)
         # Bytes evicted from the first tier, from the start.
         self._evicted_bytes = 0
+        #: Bytes evicted from the host's memory, from the start.
+        self.evicted_from_host = 0
         self._pools = {
             f"{source} to {target}": ThreadPoolExecutor(
                 threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
@@ -226,6 +228,8 @@ class TileCopies:
         variable = unit.variables.pop(tier)
         if tier == 0:
             self._evicted_bytes += held.size
+        if tier == self.host:
+            self.evicted_from_host += held.size
         if tier == unit.home:
             for key in unit.keys:
                 self._values.pop(key, None)

@@ -109,7 +109,9 @@ class Spilling(Guarded):
         #: Whether distributed's memory monitor has requested an eviction that has not ended.
         self._evicting = False
         #: Whether the log says that results have hardly any memory.
-        self._is_scarce = False
+        self._warned_of_scarcity = False
+        #: Bytes evicted from memory before results had hardly any.
+        self._evicted_before = 0
         #: By key, how often a result was removed because it could not be read back.
         self._losses: dict[Any, int] = {}
         #: By key of a task that is to be scheduled again: its inputs that cannot be read back.
@@ -234,9 +236,11 @@ class Spilling(Guarded):
                 spill = self._limit(limits.spill) or target
                 most = (target + max(target, spill)) // 2
                 budget = min(target, self.budget.available(most))
-                is_scarce = budget < self.settings.scarce_budget * target
-                # not where tasks take the memory and no result was evicted
-                if is_scarce and self.budget.is_full and store.evicted_count:
+                evicted = store.evicted_from_host
+                if budget >= self.settings.scarce_budget * target:
+                    self._evicted_before = evicted
+                elif self.budget.is_full and len(store) and evicted > self._evicted_before:
+                    # not where one task holds much memory for long, and nothing is evicted
                     self._warn_of_scarcity(target, most, budget)
             if self._evicting and store.evicting(store.host):
                 # a larger budget would cancel the eviction
@@ -249,7 +253,7 @@ class Spilling(Guarded):
             self._count_error("update the budget of results")
 
     def _warn_of_scarcity(self, target: int, most: int, budget: int) -> None:
-        """Log once that results have hardly any memory.
+        """Log once that results have hardly any memory, and are evicted.
 
         Parameters
         ----------
@@ -259,10 +263,10 @@ class Spilling(Guarded):
             Bytes that results may take now.
         """
         limit = self._limit(1)
-        if self._is_scarce or limit is None:
+        if self._warned_of_scarcity or limit is None:
             return
-        self._is_scarce = True
-        source = "that of the worker"
+        self._warned_of_scarcity = True
+        source = "set on the worker"
         if limit == self.limit:
             source = "given to dasktile.enable"
         elif limit == self.store.limit:
@@ -271,13 +275,13 @@ class Spilling(Guarded):
         # results may take at most `target`, and so much that the process stays at `most`
         ample = limit * max(other / target, 2 * other / most)
         logger.warning(
-            "Nearly all results of this worker are written to disk: they may take %s of memory now,"
-            " because its process takes %s besides them and its limit is %s (%s). With a limit of"
-            " about %s, they may take as much memory as the rest of the process.",
+            "Nearly all results of this worker are written to disk: results may take %s of this"
+            " worker's memory limit (%s, %s), because its process takes %s besides them; with about"
+            " %s they may take as much memory as the rest of the process",
             format_bytes(budget),
-            format_bytes(other),
             format_limit(limit),
             source,
+            format_bytes(other),
             format_bytes(ample),
         )
 

@@ -51,6 +51,12 @@ def scarcity(client: Client) -> list[str]:
     return [text for _, text in records if "Nearly all results" in text]
 
 
+def has_scarce_budget(dask_worker: Worker) -> bool:
+    """Whether results may take nothing, by all samples that count."""
+    spilling = dask_worker.plugins["dasktile"].plugin.spilling
+    return bool(spilling.budget.is_full and not dask_worker.data.capacity(dask_worker.data.host))
+
+
 def process_memory(dask_worker: Worker) -> int:
     return dask_worker.monitor.get_process_memory()
 
@@ -60,12 +66,6 @@ def counts(dask_worker: Worker) -> tuple[int, int, int]:
     store = dask_worker.data
     assert isinstance(store, TileStore)
     return len(store.fast), len(store.slow), store.spilled_total.memory
-
-
-def has_full_budget(dask_worker: Worker) -> bool:
-    """Whether as many samples of the process were taken as the budget looks at."""
-    plugin: Any = dask_worker.plugins["dasktile"]
-    return bool(plugin.plugin.spilling.budget.is_full)
 
 
 def is_evicting(dask_worker: Worker) -> bool:
@@ -153,8 +153,8 @@ def test_memory_of_the_process_that_is_no_result_reduces_the_budget() -> None:
 
 def test_the_log_says_once_that_results_have_no_memory() -> None:
     with worker_process(dasktile.worker_data("40 MiB")) as client:
-        poll(lambda: on_worker(client, has_full_budget))
-        # no result lacks memory yet
+        poll(lambda: on_worker(client, has_scarce_budget))
+        # a task without results evicts nothing
         assert not scarcity(client)
         tiles = client.map(tile, range(SLACK), pure=False)
         wait(tiles, timeout=LIMIT)
@@ -162,7 +162,7 @@ def test_the_log_says_once_that_results_have_no_memory() -> None:
         poll(lambda: bool(scarcity(client)))
         check_values(client, tiles)
         [message] = scarcity(client)
-    assert "they may take 0 B of memory now" in message
-    assert "its limit is 40 MiB (given to dasktile.worker_data)" in message
+    assert "results may take 0 B of this worker's memory limit" in message
+    assert "(40 MiB, given to dasktile.worker_data)" in message
     other, ample = re.findall(r"(?:takes|about) (\d+) MiB", message)
     assert int(ample) > 2 * int(other) > 80

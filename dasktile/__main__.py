@@ -28,7 +28,12 @@ _NO_PLUGIN = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the package and return its exit status."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        hint = ""
+        if options.command == "explain" and not any(part.startswith("-") for part in rest):
+            hint = '; to explain several arrays, give one expression, such as "a.py:[x, y]"'
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if options.command is None:
         parser.print_help(sys.stderr)
         return 2
@@ -124,23 +129,40 @@ def _chunks(text: str) -> Any:
             return ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):
             raise argparse.ArgumentTypeError(f"{text!r} is no Python literal") from None
+    wrong = argparse.ArgumentTypeError(
+        "give one size, such as 1000, auto or '100 MiB', one for each axis, such as 1000,-1,"
+        f" or all of them with an axis, such as time=-1,lat=90; got {text!r}"
+    )
     parts = [part.strip() for part in text.split(",")]
-    named = [part.partition("=") for part in parts]
+    named = [tuple(map(str.strip, part.partition("="))) for part in parts]
     if all(sign for _, sign, _ in named):
-        return {_size(name.strip()): _size(size.strip()) for name, _, size in named}
-    if not all(parts) or any(sign for _, sign, _ in named):
-        raise argparse.ArgumentTypeError(
-            "give one size, such as 1000, auto or '100 MiB', one for each axis, such as 1000,-1,"
-            f" or all of them with an axis, such as time=-1,lat=90; got {text!r}"
-        )
+        if not all(name and size for name, _, size in named):
+            raise wrong
+        return {_integer(name): _size(size) for name, _, size in named}
+    if not all(parts) or any(sign for _, sign, _ in named) or text.strip() == "None":
+        raise wrong
     sizes = tuple(map(_size, parts))
     return sizes if len(sizes) > 1 else sizes[0]
 
 
 def _size(text: str) -> int | str | None:
-    """A number, None, or a name or size in words."""
+    """A number of elements, None, or a size in words."""
+    size = None if text == "None" else _integer(text)
+    if not isinstance(size, str):
+        return size
     try:
-        return None if text == "None" else int(text)
+        number = float(size)
+    except ValueError:
+        return size
+    # Dask takes a number in a string for bytes
+    if not number.is_integer():
+        raise argparse.ArgumentTypeError(f"a number of elements must be an integer; got {text!r}")
+    return int(number)
+
+
+def _integer(text: str) -> int | str:
+    try:
+        return int(text)
     except ValueError:
         return text
 

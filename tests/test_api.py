@@ -739,6 +739,18 @@ def test_chunks_that_are_no_sizes() -> None:
     assert dasktile.optimize(empty, chunks=(0, 2)).chunks == ((0,), (2, 2))
 
 
+def test_a_tuple_of_chunks_has_a_size_for_each_axis() -> None:
+    x = da.ones((240, 100), chunks=(20, 100))
+    for chunks in ((5, 5, 5), (60,), [60, "auto", None]):
+        with pytest.raises(ValueError, match=r"one entry for each axis of shape \(240, 100\)"):
+            dasktile.optimize(x, chunks=chunks)
+    line = x.sum(axis=1)
+    assert dasktile.optimize(line, chunks=((100, 140),)).chunks == ((100, 140),)
+    with pytest.raises(ValueError, match=r"one entry for each axis of shape \(240,\)"):
+        dasktile.optimize(line, chunks=(100, 140))
+    assert dasktile.optimize(x, x.sum(), chunks=(60, 50))[0].chunks == ((60,) * 4, (50, 50))
+
+
 def test_chunks_are_for_arrays_and_exclude_kept_ones() -> None:
     x = da.ones((240, 100), chunks=(20, 100))
     with pytest.raises(ValueError, match="chunks=10 and keep_chunks=True exclude each other"):

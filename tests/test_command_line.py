@@ -95,6 +95,8 @@ def test_a_plan_for_one_worker_by_default_says_so(
         ("-1,100", (-1, 100)),
         ("None, auto", (None, "auto")),
         ("1=-1", {1: -1}),
+        ("1e2", 100),
+        ("0=1e2", {0: 100}),
         ("0=100, 1=100 KiB", {0: 100, 1: "100 KiB"}),
         ("(100, (200, 100))", (100, (200, 100))),
     ],
@@ -130,6 +132,12 @@ def test_results_in_chunks_by_dimension(tmp_path: Path, capsys: pytest.CaptureFi
         ("100,1=5", "or all of them with an axis"),
         ("100,", "one for each axis"),
         ("(100", "no Python literal"),
+        ("0=", "or all of them with an axis, such as time=-1,lat=90; got '0='"),
+        ("=3", "or all of them with an axis, such as time=-1,lat=90; got '=3'"),
+        ("None", "give one size, such as 1000, auto or '100 MiB'"),
+        ("1.5", "a number of elements must be an integer; got '1.5'"),
+        ("inf", "a number of elements must be an integer; got 'inf'"),
+        ("5,5,5", "chunks=(5, 5, 5) must have one entry for each axis of shape (300, 300)"),
         ("2=5", "out of bounds for array of dimension 2; chunks={2: 5} of dasktile: give a size"),
         ("-2", "must have sizes of at least 1"),
         ("some", "chunks='some' of dasktile"),
@@ -144,6 +152,16 @@ def test_wrong_chunks_are_one_line(
         status = int(stopped.code or 0)
     assert status == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_two_sources_are_refused_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", "a.py:x", "b.py:y"])
+    hint = "unrecognized arguments: b.py:y; to explain several arrays, give one expression"
+    assert hint in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", "a.py:x", "--wrong"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --wrong\n")
 
 
 def test_chunks_and_keep_chunks_exclude_each_other(

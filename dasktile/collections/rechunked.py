@@ -97,6 +97,7 @@ def _rechunked_tree(tree: Any, chunks: Any) -> Any:
 
 def _rechunked(value: Any, chunks: Any) -> Any:
     if isinstance(value, Array) or is_expression(value):
+        _check_axes(value, chunks)
         with _named(f"shape {value.shape}", chunks):
             return value.rechunk(chunks)
     if is_xarray(value):
@@ -119,6 +120,19 @@ def _rechunked(value: Any, chunks: Any) -> Any:
             f" {kind.__module__}.{kind.__qualname__}: optimize it in a call without chunks"
         )
     return value
+
+
+def _check_axes(array: Any, chunks: Any) -> None:
+    """Raise an error for a tuple that has not one entry for each axis.
+
+    Dask ignores those that are too many.  A number without axes has no chunks to change.
+    """
+    if isinstance(chunks, (tuple, list)) and len(chunks) != array.ndim > 0:
+        raise ValueError(
+            f"chunks={chunks!r} must have one entry for each axis of shape {array.shape}: a size,"
+            " or a tuple with those of all chunks; give a size without a tuple for all axes, or a"
+            " dict for some of them"
+        )
 
 
 def _by_dimension(value: Any, chunks: Any) -> Any:

@@ -147,9 +147,12 @@ async def _enable(client: Client, placement: bool, spill: SpillOptions | None) -
         return
     # a second registration would move all results of workers to their old mapping and back
     unchanged = await client.run_on_scheduler(_has_options, spill)
-    await client.run_on_scheduler(_remove_plugin)
+    counts = await client.run_on_scheduler(_remove_plugin)
     plugin = TileSchedulerPlugin(placement=placement, hints=spill is not None)
     plugin.spill = spill
+    if unchanged and counts is not None:
+        # the workers continue to count, too
+        plugin.resume(counts)
     await client.register_plugin(plugin, name=NAME)
     if not unchanged:
         await client.register_plugin(_worker_plugin(spill), name=NAME)
@@ -209,11 +212,14 @@ async def _disable(client: Client) -> None:
         await client.unregister_worker_plugin(NAME)
 
 
-def _remove_plugin(dask_scheduler: Scheduler) -> None:
+def _remove_plugin(dask_scheduler: Scheduler) -> dict[str, Any] | None:
+    """Remove the scheduler's plugin; return its counts, None if there is none."""
     plugin = plugins.plugin_of(dask_scheduler, NAME)
-    if isinstance(plugin, TileSchedulerPlugin):
-        plugins.remove_plugin(dask_scheduler, NAME)
-        plugin.detach()
+    if not isinstance(plugin, TileSchedulerPlugin):
+        return None
+    plugins.remove_plugin(dask_scheduler, NAME)
+    plugin.detach()
+    return plugin.counts()
 
 
 def _worker_plugin_names(dask_scheduler: Scheduler) -> list[str]:

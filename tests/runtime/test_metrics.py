@@ -253,7 +253,11 @@ def test_workers_that_left_are_counted() -> None:
         assert "counted, too, as of the last heartbeat: 1 worker that left" in str(after)
         assert "1 worker that left" in after._repr_html_()
         assert after.to_dict()["of_left"]["tasks"] == 2 and after.to_dict()["left"] == 1
-        metrics(client, reset=True)
+        # the workers continue to count, and so does the plugin that replaces the first one
+        enable(client)
+        again = metrics(client, reset=True)
+        assert (again.left, again.of_left, again.tasks) == (1, after.of_left, after.tasks)
+        assert (again.placed, again.bytes_predicted) == (after.placed, after.bytes_predicted)
         # a heartbeat of the reset has been sent: nothing of earlier counts is added
         client.retire_workers([rest[0]], close_workers=True)
         last = metrics(client)
@@ -278,7 +282,18 @@ def test_counts_of_workers_that_left() -> None:
         "errors": 1,
         "store": {"spilled": {"disk": 10}, "hits": 4, "blocked": 1.0},
     }
+    # a worker that leaves after a reset, without a heartbeat and with one
+    left.add("a", state(tasks=3, since=1.0))
+    left.add("b", state(tasks=3, since=1.0))
+    left.reset()
+    left.add("new", state(tasks=2, since=1.0))
+    left._states["b"].metrics[NAME] = {"tasks": 1, "since": 2.0}
+    for address in ("a", "b", "new"):
+        left.remove(address)
+    assert (left.report()["workers"], left.report()["tasks"]) == (3, 3)
     left.add("c", state(tasks=1))
+    other = pickle.loads(pickle.dumps(left.without_present()))
+    assert other.report() == left.report() and not other._states
     left.restart()
     left.remove("c")
     assert left.report()["workers"] == left.report()["tasks"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 from dasktile.runtime.settings import RuntimeSettings
@@ -29,10 +30,21 @@ class LeftWorkers:
         self._settings = settings or RuntimeSettings()
         #: By address, the scheduler's ``WorkerState`` of a worker that is present.
         self._states: dict[str, Any] = {}
-        self.reset()
+        #: By address of a worker that was present at the last reset: the time in its heartbeat
+        #: since when it counted.  It counts from zero once that differs.
+        self._counts_before: dict[str, float] = {}
+        self._clear()
 
     def reset(self) -> None:
-        """Count from zero."""
+        """Count from zero, as the present workers are about to."""
+        self._counts_before = {
+            address: summary.since
+            for address, state in self._states.items()
+            if (summary := Summary.of(state.metrics)) is not None
+        }
+        self._clear()
+
+    def _clear(self) -> None:
         self._workers = self._tasks = self._errors = 0
         self._received: dict[str, int] = {}
         self._store: dict[str, Counter[str]] = {}
@@ -42,6 +54,12 @@ class LeftWorkers:
         self._states.clear()
         self.reset()
 
+    def without_present(self) -> LeftWorkers:
+        """The same counts, to which another scheduler plugin adds the present workers."""
+        other = copy(self)
+        other._states = {}
+        return other
+
     def add(self, address: str, state: Any) -> None:
         """Remember a worker that is present, with its ``WorkerState``."""
         self._states[address] = state
@@ -49,10 +67,14 @@ class LeftWorkers:
     def remove(self, address: str) -> None:
         """Add the counts of a worker that left."""
         state = self._states.pop(address, None)
+        before = self._counts_before.pop(address, None)
         summary = None if state is None else Summary.of(state.metrics)
         if summary is None:
             return
         self._workers += 1
+        if summary.since == before:
+            # no heartbeat since the last reset: all of these were counted before
+            return
         self._tasks += summary.tasks
         self._errors += summary.errors
         received = dict(summary.layers)

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
@@ -122,6 +122,22 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     # -- start and end -------------------------------------------------------------------
 
+    def counts(self) -> dict[str, Any]:
+        """The counts of `dasktile.metrics`, for a plugin that replaces this one."""
+        return {
+            "predicted": self.predicted,
+            "rows": self.rows,
+            "placed": self.placed,
+            "left": self.left.without_present(),
+        }
+
+    def resume(self, counts: Mapping[str, Any]) -> None:
+        """Continue to count where a plugin that this one replaces has ended; before the start."""
+        self.predicted = counts["predicted"]
+        self.rows = counts["rows"]
+        self.placed = counts["placed"]
+        self.left = counts["left"]
+
     async def start(self, scheduler: Scheduler) -> None:
         self.attach(scheduler)
 
@@ -131,9 +147,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.loop = asyncio.get_running_loop()
         self.unavailable = checks.check_scheduler(scheduler)
         self._places = self._has(Feature.PLACEMENT)
-        if self._has(Feature.METRICS):
-            for address, state in scheduler.workers.items():
-                self.left.add(address, state)
+        for address in scheduler.workers:
+            self._remember(address)
         self.hints = self.hints and self._has(Feature.HINTS) and self._has(Feature.METRICS)
         self.hint_sender = HintSender(
             scheduler,
@@ -260,10 +275,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     # -- workers ------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        # without metrics nothing would take it away again
-        state = scheduler.workers.get(worker) if self._has(Feature.METRICS) else None
-        if state is not None:
-            self.left.add(worker, state)
+        self._guard(self._remember, worker)
         if self._has(Feature.PLACEMENT):
             self._guard(self._worker_added, worker)
             self.roots.request_release()
@@ -276,6 +288,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if self._has(Feature.PLACEMENT):
             self._guard(self._worker_removed, worker)
             self.roots.request_release()
+
+    def _remember(self, address: str) -> None:
+        """Remember a worker whose counts are added when it leaves."""
+        state = self.scheduler.workers.get(address)
+        if state is not None and self._has(Feature.METRICS):
+            self.left.add(address, state)
 
     def _count_left(self, address: str) -> None:
         """Add the counts of a worker that left; another release there may send others."""

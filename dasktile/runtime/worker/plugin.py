@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,8 @@ class Summary:
         Bytes received by layer, for the layers with the most.
     store
         The result of :meth:`TileStore.report`; empty for a worker without such a store.
+    since
+        Seconds since the epoch, by the worker's clock, at which it began to count from zero.
     """
 
     received: int = 0
@@ -56,6 +59,7 @@ class Summary:
     errors: int = 0
     layers: Mapping[str, int] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)
+    since: float = 0.0
 
     @classmethod
     def of(cls, metrics: Mapping[str, Any]) -> Summary | None:
@@ -148,6 +152,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         self._settings = settings or RuntimeSettings()
         self.received: dict[str, int] = {}
         self.tasks = 0
+        self._since = time.time()
         self.spilling: Spilling | None = None
         self.unavailable: dict[Feature, str] = {}
         self._spill = spill
@@ -280,6 +285,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                 "errors": self._errors(),
                 "layers": dict(most),
                 "store": self._store(),
+                "since": self._since,
             }
             if Feature.HINTS in self.unavailable:
                 # a worker shuts down after a message without a handler
@@ -333,6 +339,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         if reset:
             self.received = {}
             self.tasks = 0
+            self._since = time.time()
             if self.spilling is not None:
                 self.spilling.store.reset()
         return counts

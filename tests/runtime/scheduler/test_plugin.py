@@ -187,6 +187,26 @@ async def test_without_the_root_throttle_tasks_wait_for_the_next_worker(c, s, wo
         await nothing_stuck(s)
 
 
+@two_workers
+async def test_without_metrics_workers_are_not_kept_and_homes_are_assigned(c, s, first, second):
+    lacking = {Feature.METRICS: (Internal("scheduler", "no_such_name", "for this test"),)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "SCHEDULER", {**SCHEDULER, **lacking})
+        with pytest.warns(UserWarning, match="no_such_name"):
+            await dasktile.enable(c)
+    plugin = plugin_of(s)
+    async with Worker(s.address, nthreads=1) as third:
+        await until(lambda: third.address in plugin.homes.workers)
+        assert not plugin.left._states
+    await until(lambda: len(plugin.homes.workers) == 2)
+    assert plugin.left.report()["workers"] == plugin.failures == 0
+    # the event of a worker that has left meanwhile
+    plugin.unavailable = {}
+    plugin.add_worker(s, first.address)
+    plugin._remember(third.address)
+    assert list(plugin.left._states) == [first.address] and plugin.failures == 0
+
+
 # Other work -------------------------------------------------------------------------
 
 

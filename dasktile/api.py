@@ -81,8 +81,8 @@ def optimize(
         the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
         by axis, ``"auto"``, or bytes such as ``"100 MiB"``.  For xarray objects as their method
         ``chunk`` takes them; variables in memory stay there, and ``"auto"`` and bytes are those of
-        the largest variable.  The plan makes them on the workers
-        that have the tiles, and counts the bytes that this moves.
+        the largest variable.  The plan makes them on the workers that have the tiles, and counts
+        the bytes that this moves.
 
     Returns
     -------

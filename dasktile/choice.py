@@ -48,9 +48,7 @@ from dasktile.prediction import (
     CLEARLY_LESS,
     LITTLE_MEMORY,
     MAX_TASKS,
-    SLOW_NETWORK,
     Prediction,
-    predict_input,
     predict_plan,
     rough_tasks,
     sound,
@@ -340,12 +338,12 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     before, after = planned.before.bytes, planned.after.bytes
     if not there or after <= max(LITTLE_MOVED, FEW_MOVED * resident) or not is_predictable(request):
         return plan
-    wanted = wanted_keys_of(request, wanted_of(request, plan))
-    run = predict_input(request.graph, wanted, request.machine, there=there)
+    wanted = wanted_of(request, plan)
+    run = predicted_input(request, wanted, there=there)
     if run is not None and run.spilled:
         return plan
     if run is None:
-        tasks = tasks_of_input(request.graph, wanted)
+        tasks = tasks_of_input(request.graph, wanted_keys_of(request, wanted))
         run = Prediction(math.inf, sys.maxsize, 0, tasks=tasks, guessed=math.inf)
     # guesses of sizes are upper bounds
     is_known = run.is_sound or run.moved < CLEARLY_LESS * after
@@ -370,7 +368,7 @@ def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
         return False
     # that run has the blocks of the input on all workers
     more = plan.planned.plan.after.bytes - (own.moved if own.is_sound else 0)
-    seconds = run.seconds + more / request.machine.workers / SLOW_NETWORK
+    seconds = run.on_slow_network(more, request.machine.workers).seconds
     if own.is_sound:
         return seconds <= own.seconds
     return rough_tasks(seconds, request.machine.calibration) <= own.tasks

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from dask.blockwise import optimize_blockwise
@@ -51,10 +52,14 @@ def wanted_of(request: Request, plan: Candidate) -> Mapping[str, Needed]:
 
 
 def predicted_input(
-    request: Request, needed: Mapping[str, Needed], work: float = 0.0
+    request: Request,
+    needed: Mapping[str, Needed],
+    work: float = 0.0,
+    there: Mapping[Any, int] = MappingProxyType({}),
 ) -> Prediction | None:
     """What the input's own graph takes; None if the sizes of results are unknown."""
-    return predict_input(request.graph, wanted_keys_of(request, needed), request.machine, work)
+    wanted = wanted_keys_of(request, needed)
+    return predict_input(request.graph, wanted, request.machine, work, there)
 
 
 class InputRun:

@@ -185,6 +185,18 @@ class Prediction:
             and self.peak <= MORE_MEMORY * other.peak
         )
 
+    def on_slow_network(self, more: int, workers: int) -> Prediction:
+        """The same run with the time in which workers of a slow network receive some more bytes.
+
+        Parameters
+        ----------
+        more
+            The bytes.
+        workers
+            Number of workers that receive them.
+        """
+        return replace(self, seconds=self.seconds + more / workers / SLOW_NETWORK)
+
     def is_clearly_cheaper(self, other: Prediction, workers: int) -> bool:
         """Whether a run costs clearly less than another and is no slower, on a slow network, too.
 
@@ -195,8 +207,7 @@ class Prediction:
         workers
             Number of workers that receive the bytes that only this run moves.
         """
-        more = max(0, self.moved - other.moved) / workers
-        slow = replace(self, seconds=self.seconds + more / SLOW_NETWORK)
+        slow = self.on_slow_network(max(0, self.moved - other.moved), workers)
         no_slower = slow.seconds_with_spill <= other.seconds_with_spill
         return no_slower and slow.cost < CLEARLY_LESS * other.cost
 

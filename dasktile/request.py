@@ -15,6 +15,7 @@ from dasktile.cluster.target import Machine
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member
 from dasktile.ir import Chunks
+from dasktile.ir.disjoint import root
 from dasktile.tiling.plan import TilingPlan
 
 #: Arrays that must have the same chunks along each shared dimension.
@@ -126,11 +127,6 @@ class Request:
         parent: dict[_Axis, _Axis] = {}
         encoded: dict[_Axis, set[int]] = {}
 
-        def root(axis: _Axis) -> _Axis:
-            while parent[axis] != axis:
-                axis = parent[axis]
-            return axis
-
         for group in self.groups:
             axes: dict[Hashable, list[_Axis]] = {}
             for member in group:
@@ -145,10 +141,10 @@ class Request:
             for same in axes.values():
                 if len({self.arrays[place].chunks[number] for place, number in same}) == 1:
                     for axis in same:
-                        parent[root(axis)] = root(same[0])
+                        parent[root(parent, axis)] = root(parent, same[0])
         sets: dict[_Axis, list[_Axis]] = {}
         for axis in parent:
-            sets.setdefault(root(axis), []).append(axis)
+            sets.setdefault(root(parent, axis), []).append(axis)
         return [
             (axes, set().union(*(encoded.get(axis, ()) for axis in axes))) for axes in sets.values()
         ]

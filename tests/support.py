@@ -34,6 +34,14 @@ from dasktile.lower.writer import Lowered
 
 MESH = (2, 2)
 
+#: Settings of workers in the process of the tests, whose memory their budgets must not depend on.
+BY_TARGET = {
+    "distributed.worker.memory.target": 0.6,
+    **dict.fromkeys(
+        (f"distributed.worker.memory.{name}" for name in ("spill", "pause", "terminate")), False
+    ),
+}
+
 
 def opaque(block: Any) -> Any:
     """The block: a function of the user whose code is not looked at, as it has a loop."""

@@ -33,6 +33,7 @@ STORED = (7, 9)
 REGION = (slice(5, 53), slice(4, 44))
 
 
+# zarr has no types for the type checker here
 class Recorded(zarr.Array):  # type: ignore[misc]
     """A Zarr array that notes the places of its writes in a file, also those of other processes."""
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from dasktile.ir import Chunks, Kind, Node, Program, Role, bounds, near_even
+from dasktile.ir.disjoint import root
 from dasktile.tiling.settings import CandidateLimits
 
 
@@ -310,12 +311,6 @@ def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:
         total += len(node.labels)
     parent = list(range(total))
 
-    def find(item: int) -> int:
-        while parent[item] != item:
-            parent[item] = parent[parent[item]]
-            item = parent[item]
-        return item
-
     for index, node in enumerate(program.nodes):
         for edge in node.edges:
             producer = program.nodes[edge.producer]
@@ -326,10 +321,10 @@ def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:
                     continue
                 if producer.labels[made.label].size != node.labels[read.label].size:
                     continue
-                reader = find(offsets[index] + read.label)
-                maker = find(offsets[edge.producer] + made.label)
+                reader = root(parent, offsets[index] + read.label)
+                maker = root(parent, offsets[edge.producer] + made.label)
                 parent[max(reader, maker)] = min(reader, maker)
     return tuple(
-        tuple(find(offsets[index] + position) for position in range(len(node.labels)))
+        tuple(root(parent, offsets[index] + position) for position in range(len(node.labels)))
         for index, node in enumerate(program.nodes)
     )

@@ -41,6 +41,7 @@ from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
 from dasktile.tiling.calibration import Calibration
 from tests.gated import LIMIT
+from tests.support import BY_TARGET
 
 RNG = np.random.default_rng(0)
 A = RNG.random((40, 16))
@@ -372,10 +373,8 @@ def test_a_worker_without_hints_spills_and_gets_none(monkeypatch: pytest.MonkeyP
     pretend(monkeypatch, Internal("worker", "stream_handlers", ""))
     pretend(monkeypatch, Internal("worker.state", "ready", ""))
     size = 100_000
-    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
-    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with (
-        dask.config.set(settings),
+        dask.config.set(BY_TARGET),
         LocalCluster(
             n_workers=1,
             threads_per_worker=1,

@@ -22,6 +22,7 @@ import dasktile
 from dasktile.runtime.tiers import Disk, Held
 from tests.gated import LIMIT, SMALL_TILES, nothing_stuck, plugin_of, until
 from tests.runtime.worker.test_leaks import Usage
+from tests.support import BY_TARGET
 
 VALUES = np.random.default_rng(0).random((480, 240))
 KILLS = 20
@@ -155,12 +156,10 @@ def test_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Disk, "store", slow_store)
     monkeypatch.setattr(Disk, "load", slow_load)
     RateLimiterFilter.reset_timer("dasktile.runtime.worker.store")
-    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
-    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     size = 200_000
     values = np.random.default_rng(0).random((64 * size // 8 // 500, 500))
     with (
-        dask.config.set({**settings, "dasktile.raise-errors": True}),
+        dask.config.set({**BY_TARGET, "dasktile.raise-errors": True}),
         LocalCluster(
             n_workers=2,
             threads_per_worker=2,

@@ -225,6 +225,7 @@ def test_reset(cluster: Cluster) -> None:
 def last_counts(dask_scheduler: Any) -> int:
     """Tasks of all workers by their last heartbeats."""
     return sum(
+        # every worker of the test has sent one
         Summary.of(worker.metrics).tasks  # type: ignore[union-attr]
         for worker in dask_scheduler.workers.values()
     )

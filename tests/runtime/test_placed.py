@@ -16,7 +16,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.sized import Sized, sized
-from dasktile import api, choice
+from dasktile import api, prediction
 from dasktile.cluster.target import Machine
 from dasktile.ir import Sharding, Share, near_even
 from dasktile.schedule.homes import Homes
@@ -385,7 +385,7 @@ def test_a_mesh_is_laid_over_any_number_of_workers(places, workers):
 def test_a_plan_does_not_move_more_persisted_blocks_than_dask(cluster, monkeypatch):
     machine = cluster(4)
     # small blocks on a network that is as slow as a usual one with large blocks
-    monkeypatch.setattr(choice, "SLOW_NETWORK", 1e6)
+    monkeypatch.setattr(prediction, "SLOW_NETWORK", 1e6)
     values = np.random.default_rng(0).random((1600, 400))
     x = machine.persisted("x", values, (100, 400))
     for number in range(16):

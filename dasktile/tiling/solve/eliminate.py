@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dasktile.ir.disjoint import root
 from dasktile.tiling.settings import SolverLimits
 from dasktile.tiling.solve.dominance import merged, pruned
 from dasktile.tiling.solve.milp import integer
@@ -333,16 +334,10 @@ def _without_cycle(problem: Problem, start: int) -> list[int]:
         around[j].append(i)
     tree = list(range(count))
 
-    def root(variable: int) -> int:
-        while tree[variable] != variable:
-            tree[variable] = tree[tree[variable]]
-            variable = tree[variable]
-        return variable
-
     inside = [False] * count
     for step in range(count):
         variable = (start + step) % count
-        roots = [root(other) for other in around[variable] if inside[other]]
+        roots = [root(tree, other) for other in around[variable] if inside[other]]
         if len(set(roots)) == len(roots):
             inside[variable] = True
             for other in roots:

@@ -13,6 +13,7 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import dasktile
+from tests.support import BY_TARGET
 
 SIZE = 200_000
 TILES, ROUNDS = 8, 200
@@ -48,10 +49,8 @@ def tile(number: int) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", (False, True), ids=("released", "kept"))
 def test_many_rounds(kept: bool, tmp_path: Path) -> None:
-    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
-    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with (
-        dask.config.set(settings),
+        dask.config.set(BY_TARGET),
         LocalCluster(
             n_workers=1,
             threads_per_worker=2,

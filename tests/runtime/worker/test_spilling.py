@@ -36,6 +36,7 @@ from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.patience import Patience
 from dasktile.schedule.residency import Residency
+from tests.support import BY_TARGET
 
 LIMIT = 60
 SIZE = 200_000
@@ -44,9 +45,7 @@ SIZE = 200_000
 @pytest.fixture
 def quiet() -> Iterator[None]:
     """Let the budget ignore the memory of the test's process."""
-    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
-    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
-    with dask.config.set(settings):
+    with dask.config.set(BY_TARGET):
         yield
 
 

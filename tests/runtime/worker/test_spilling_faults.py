@@ -26,6 +26,7 @@ from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.testing import emulated
 from dasktile.testing.emulated import DeviceFullError, EmulatedDevice, to_device, use
+from tests.support import BY_TARGET
 
 #: Seconds after which something hangs.  To start a process may take a minute where others wait
 #: for the same processors.
@@ -38,10 +39,8 @@ TILES = 10
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Let the budget ignore the memory of the test's process."""
-    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
-    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     RateLimiterFilter.reset_timer(store_module.logger)
-    with dask.config.set({**settings, "distributed.worker.memory.monitor-interval": "20ms"}):
+    with dask.config.set({**BY_TARGET, "distributed.worker.memory.monitor-interval": "20ms"}):
         yield
 
 

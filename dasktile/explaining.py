@@ -13,11 +13,12 @@ from dask.utils import disable_gc
 
 from dasktile import choice, config
 from dasktile._compat.dask import joins_blocks
+from dasktile.cluster.located import blocks_there
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks, Program
-from dasktile.planning import wanted_blocks
-from dasktile.predicted import is_predictable, wanted_keys_of
+from dasktile.planning import Candidate, wanted_blocks
+from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
 from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
@@ -32,6 +33,11 @@ PLAN_UNKNOWN = (
     "it is in memory, or its plan was made in another process, for more arrays than these, or long"
     " ago"
 )
+
+#: Bytes that Dask's own graph of persisted arrays receives over those of the plan, and more than
+#: these, from which they are shown (measured: on 23 expressions, the simulation was 0.4 to 1.3
+#: times what was received where that was so, and up to 20 times where it was little).
+_CLEARLY_MORE, _MANY_BYTES = 2, 2**24
 
 
 def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
@@ -80,9 +86,29 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         # the number of tasks does not depend on the sizes that are unknown
         count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))
         explanation = replace(explanation, run_tasks_before=count)
+    if explanation.in_memory and explanation.changed and request.machine.placed:
+        received = _received_by_input(request, chosen, explanation.bytes_predicted)
+        if received is not None:
+            planned = explanation.bytes_predicted
+            explanation = replace(explanation, received_before=received, received_after=planned)
     if is_again and request.machine.placed:
         explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation
+
+
+def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int | None:
+    """Bytes that workers receive for Dask's own graph, with its blocks on their workers.
+
+    None where these are not clearly more than those of the plan: they are known roughly, as
+    Dask's scheduler decides by what workers do at the time.
+    """
+    if not is_predictable(request):
+        return None
+    there = blocks_there(chosen.planned.captured)
+    run = sound(predicted_input(request, wanted_of(request, chosen), there=there))
+    if run is None or run.moved < max(_CLEARLY_MORE * planned, planned + _MANY_BYTES):
+        return None
+    return run.moved
 
 
 def _variables_of(

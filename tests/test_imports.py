@@ -123,20 +123,23 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"cairosvg"},
     ),
-    "report.explanation": (
+    "report.rows": (
         {
             "ir",
             "report.folding",
             "report.formatting",
             "report.html",
-            "report.page",
             "report.svg",
             "report.tables",
         },
         set(),
     ),
+    "report.explanation": (
+        {"report.formatting", "report.html", "report.page", "report.rows", "report.svg"},
+        set(),
+    ),
     "report.describing": (
-        {"ir", "report.dimensions", "report.explanation", "tiling.plan"},
+        {"ir", "report.dimensions", "report.explanation", "report.rows", "tiling.plan"},
         set(),
     ),
     "report.dimensions": ({"ir"}, set()),
@@ -354,6 +357,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.dask",
             "choice",
+            "cluster.located",
             "cluster.target",
             "collections.boundary",
             "config",

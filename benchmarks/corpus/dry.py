@@ -17,8 +17,9 @@ from rich.table import Table
 import dasktile
 from benchmarks.corpus import Workload
 from benchmarks.corpus.inputs import source_of
-from dasktile.report.explanation import Explanation, NodeReport
+from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes
+from dasktile.report.rows import NodeReport
 
 #: The reason of arrays that may be cut otherwise, but need not be.
 _CHEAPEST = "its chunks are already the cheapest"

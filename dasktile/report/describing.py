@@ -10,7 +10,8 @@ from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks, Sharding
 from dasktile.report.dimensions import with_dimensions
-from dasktile.report.explanation import Explanation, NodeReport
+from dasktile.report.explanation import Explanation
+from dasktile.report.rows import NodeReport
 from dasktile.tiling.plan import TilingPlan
 
 

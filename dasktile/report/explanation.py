@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dasktile.ir import Chunks
 from dasktile.report import html as page
 from dasktile.report import svg as picture
-from dasktile.report.folding import fold as fold_boxes
 from dasktile.report.formatting import (
     format_bytes,
-    format_chunks,
     format_count,
     format_names,
-    format_ranges,
     format_seconds,
-    format_shape,
-    shortened,
-    shortened_words,
     wrapped,
 )
 from dasktile.report.page import save_report
-from dasktile.report.tables import Narrowed, two_line_table
+from dasktile.report.rows import (
+    NodeReport,
+    boxes,
+    busiest_rows,
+    html_table,
+    kept_lines,
+    row_name,
+    text_table,
+)
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
@@ -43,97 +44,14 @@ _HOLDS = "results in memory: at most about"
 #: Bytes with those of running tasks over those of results alone, above which both are shown.
 _WHILE_RUNNING = 1.1
 
-#: Arrays of a picture above which repeated structure is drawn once (chosen).
-_MANY_BOXES = 40
+#: Arrays named as not all counted.
+_UNCOUNTED_NAMES = 3
 
 #: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
 
-_HTML_TITLES = (
-    "", "operation", "from", "shape", "dtype", "", "chunks", "", "tiles", "moved before",
-    "moved after",
-)  # fmt: skip
-
-#: Titles of the text table, which has two lines for each array.
-_TEXT_TITLES = (
-    ("", ""), ("operation", ""), ("from", ""), ("shape", "dtype"), ("chunks", "tiles"),
-    ("moved before", "moved after"),
-)  # fmt: skip
-
-#: What the columns of the HTML table are.
-_LEGEND = (
-    "from: rows of the inputs. chunks: of the input, count and largest size. tiles: of the plan,"
-    " = if they are the chunks. moved before, moved after: bytes that workers receive from each"
-    " other for the operation, with the chunks and with the tiles."
-)
-
-#: What the second line of an operation in the HTML table is.
-_VARIABLES = "below an operation: the variables of the dataset that it makes."
-
 #: Rows of the table, and lines of reasons, up to which they are not folded in HTML.
 _OPEN_ROWS, _OPEN_REASONS = 30, 12
-
-#: Widest operation name, list of inputs and dtype printed in full.
-_NAME, _FROM, _DTYPE = 24, 16, 16
-
-#: Columns of the text table that are narrower in a table that is too wide otherwise.
-_NARROWED = {1: Narrowed(_NAME, 10, shortened), 2: Narrowed(_FROM, 6, shortened_words)}
-
-#: Arrays named for one reason at the most, and as not all counted.
-_KEPT_NAMES, _UNCOUNTED_NAMES = 12, 3
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReport:
-    """One array of the expression: a row of the table.
-
-    Parameters
-    ----------
-    name, op
-        The array's name in the dask graph, and the operation that makes it.
-    shape, dtype
-        Of the array.
-    chunks_before, chunks_after
-        Chunk sizes along every axis, as dask writes them.
-    bytes_before, bytes_after
-        Bytes that workers receive from each other so that the operation can run.
-    read_before, read_after
-        Bytes read from storage.
-    tasks_before, tasks_after
-        Number of tasks, those that cut and join tiles included.
-    reason
-        Why the array keeps its chunks; empty if it is re-tiled.
-    inputs
-        The arrays it is made of, as positions in ``Explanation.nodes``.
-    homes
-        Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
-        tile's index is the number of its worker.  Empty where that is not known.
-    layers
-        Names of the layers of the plan's graph that make the tiles and the final chunks, as
-        ``dasktile.metrics`` has them; empty where that graph was not written.
-    variables
-        Names of the variables of the explained xarray objects that have this array; those of a
-        tree begin with the path of their node, and those that several objects have with the
-        position of their object, as in ``2nd tas``.
-    """
-
-    name: str
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-    chunks_before: Chunks
-    chunks_after: Chunks
-    bytes_before: int
-    bytes_after: int
-    read_before: int
-    read_after: int
-    tasks_before: int
-    tasks_after: int
-    reason: str
-    inputs: tuple[int, ...]
-    homes: tuple[tuple[int, ...], ...] = ()
-    layers: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,6 +73,7 @@ class Explanation:
     - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
       Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
       graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
+      where inputs are in memory already, of Dask's own graph *roughly*, if it is far more;
     - *received*: measured; shown by ``dasktile.metrics``, ``dasktile.diagnose`` and the dashboard;
     - *predicted*: the `bytes_predicted` of the plans that were run, beside the measured bytes;
       shown by ``dasktile.metrics`` and the dashboard.
@@ -216,8 +135,9 @@ class Explanation:
     run_tasks_before, run_tasks_after, received_before, received_after
         Tasks that run, blocks in memory and aliases included, and bytes that workers receive from
         each other, in the same simulation: of Dask's own graph, whose tasks Dask places, and of
-        the plan's, bundles counting as one.  No bytes without the scheduler plugin, nor where
-        blocks of inputs are on workers already, as these are not simulated.
+        the plan's, bundles counting as one.  No bytes without the scheduler plugin.  Where blocks
+        of inputs are on workers already, those of Dask's own graph are known roughly: they are
+        given only where they are far more than `bytes_predicted`, which then is `received_after`.
     joined
         Bytes of the largest result of several blocks, on a cluster: ``dask.compute`` joins it on
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
@@ -241,7 +161,8 @@ class Explanation:
         bundled, as without the scheduler plugin.
     in_memory
         True if workers have blocks of the input in memory already.  The bytes received by Dask's
-        own graph are then predicted only where it is kept because it moves fewer than a plan.
+        own graph are then predicted only where they are far more than those of the plan, or where
+        it is kept because it moves fewer.
     bytes_unplanned
         Bytes that tasks of one operation receive from each other, which the model does not count;
         0 if they are few or unknown.
@@ -380,21 +301,8 @@ class Explanation:
         if largest is not None:
             _check_number("largest", largest, "an integer", 1)
         _check_number("min_bytes", min_bytes, "a number", 0)
-        rows = [
-            index
-            for index, node in enumerate(self.nodes)
-            if max(node.bytes_before, node.bytes_after) >= min_bytes
-        ]
-        if largest is not None:
-            rows.sort(
-                key=lambda row: -max(self.nodes[row].bytes_before, self.nodes[row].bytes_after)
-            )
-            rows = sorted(rows[:largest])
-        narrowed = {} if full_names else _NARROWED
-        titles = list(_TEXT_TITLES)
-        if any(self.nodes[row].variables for row in rows):
-            titles[1] = "operation", "variable"
-        table = two_line_table(titles, _text_rows(self.nodes, rows, full_names), narrowed)
+        rows = busiest_rows(self.nodes, largest, min_bytes)
+        table = text_table(self.nodes, rows, full_names)
         more = len(self.nodes) - len(rows)
         rest = f"and {format_count(more, 'more array')}" if more else ""
         return "\n".join(part for part in (table, rest) if part)
@@ -415,7 +323,7 @@ class Explanation:
             As :meth:`table`.
         """
         table = self.table(largest=largest, min_bytes=min_bytes, full_names=full_names)
-        kept = _kept_lines(self.nodes, self.verdict)
+        kept = kept_lines(self.nodes, self.verdict)
         summary = "\n".join(map(wrapped, self._summary().split("\n")))
         parts = [summary, table, "\n".join(map(wrapped, kept))]
         return "\n\n".join(part for part in parts if part)
@@ -437,17 +345,11 @@ class Explanation:
     def _repr_html_(self) -> str:
         if not self.nodes:
             return page.block(page.lines(self._summary().split("\n")))
-        kept = _kept_lines(self.nodes, self.verdict)
-        few = len(self.nodes) <= _OPEN_ROWS
-        legend = _LEGEND
-        if any(node.variables for node in self.nodes):
-            legend = f"{_VARIABLES} {legend}"
-        arrays = page.table(_HTML_TITLES, _html_rows(self.nodes), (1, 2, 3, 4, 5, 6, 7, 8),
-                            drawn=(1, 2, 5, 7), name="arrays")  # fmt: skip
+        kept = kept_lines(self.nodes, self.verdict)
         return page.block(
             page.lines(self._summary().split("\n")),
             self._key_numbers(),
-            page.folded(format_count(len(self.nodes), "array"), arrays + page.legend(legend), few),
+            html_table(self.nodes, len(self.nodes) <= _OPEN_ROWS),
             page.folded(kept[0], page.lines(kept[1:]), len(kept) <= _OPEN_REASONS) if kept else "",
         )
 
@@ -516,22 +418,9 @@ class Explanation:
             If the file cannot be written, or `layout` is ``"dot"`` and the program is missing
             or fails.
         """
-        boxes = [_box(str(index), [node]) for index, node in enumerate(self.nodes)]
-        if fold and len(boxes) > _MANY_BOXES:
-            boxes = self._folded_boxes()
         caption = self._summary().split("\n")
-        return picture.write(Path(filename), boxes, caption, self.workers, layout)
-
-    def _folded_boxes(self) -> list[picture.Box]:
-        kinds = [
-            (node.op, node.shape, node.dtype, node.chunks_before, node.chunks_after, node.reason)
-            for node in self.nodes
-        ]
-        boxes = []
-        for each in fold_boxes(kinds, [node.inputs for node in self.nodes]):
-            members = [self.nodes[member] for member in each.members]
-            boxes.append(replace(_box(str(each.members[0]), members), inputs=each.inputs))
-        return boxes
+        drawn = boxes(self.nodes, fold)
+        return picture.write(Path(filename), drawn, caption, self.workers, layout)
 
     def save(self, filename: str | Path = "dasktile.html") -> Path:
         """Write the explanation as an HTML page, which loads nothing else, as JSON, or as text.
@@ -565,7 +454,7 @@ class Explanation:
     def _summary(self) -> str:
         if not self.nodes:
             return self.verdict
-        lines = self._changed() if self._has_plan else self._unchanged()
+        lines = self._head()
         if shared := self.shared_processes():
             lines.append(shared)
         if self._has_plan and self.bytes_unplanned:
@@ -575,7 +464,7 @@ class Explanation:
                 " each other"
             )
         elif self.uncounted and self.workers > 1:
-            names = [_row_name(row, self.nodes[row]) for row in self.uncounted]
+            names = [row_name(row, self.nodes[row]) for row in self.uncounted]
             lines.append(
                 f"not all counted: bytes received for {format_names(names, _UNCOUNTED_NAMES)},"
                 " as it is unknown which blocks their tasks read"
@@ -590,7 +479,6 @@ class Explanation:
         if self.spilled_before or self.spilled_after:
             where = f" to disk, because arrays read in several passes do not fit in {self._where()}"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
-        lines += self._run()
         if self.peak_after is not None and self.results_after is not None:
             lines.append(self._memory(self.peak_after, self.results_after))
         if self.joined >= LARGE:
@@ -627,23 +515,44 @@ class Explanation:
         size = format_bytes(self.assumed_room)
         return f"{size} on each worker (assumed: memory_limit times threads)"
 
-    def _changed(self) -> list[str]:
+    def _head(self) -> list[str]:
+        """What ``optimize`` does, what runs, and what the model counts: what is surest first."""
+        if not self._has_plan:
+            first, model = self._unchanged()
+            return [first, *self._run(), model]
+        workers = format_count(self.workers, "worker")
+        moved, run = self._moved(), self._run()
+        if self._is_simulated:
+            lines = [f"{workers}, {run[0]}", f"by the model: {moved}"]
+        else:
+            lines = [f"{workers}, {moved}", *run]
+        if self.planned:
+            lines[0] = f"optimize returns the input itself: {self.verdict}; its plan: {lines[0]}"
+        return lines
+
+    @property
+    def _is_simulated(self) -> bool:
+        """Whether it is predicted what workers receive for both graphs."""
+        known = self.received_before is not None and self.received_after is not None
+        return known and self.workers > 1 and not self.unpredicted
+
+    def _moved(self) -> str:
+        """What the model counts for a plan, and how near that is to the least possible."""
         before, after = self.bytes_before, self.bytes_after
         moved = f"moves {format_bytes(after)} between workers"
         if self._is_comparable:
             moved = _instead("moves", before, after, " between workers")
-        line = f"{format_count(self.workers, 'worker')}, {moved} ({self._certificate()})"
-        if self.planned:
-            line = f"optimize returns the input itself: {self.verdict}; its plan: {line}"
+        line = f"{moved} ({self._certificate()})"
         if self.run_tasks_before is None or self.run_tasks_after is None:
             # those that run are unknown, of one graph at least
             model = "by the model, " if self.unpredicted else ""
             line += f"; {model}{_tasks(self.tasks_before, self.tasks_after)}"
             if self.bundle:
                 line += f", which run in bundles of up to {self.bundle:,}"
-        return [line]
+        return line
 
-    def _unchanged(self) -> list[str]:
+    def _unchanged(self) -> tuple[str, str]:
+        """That the input is returned, and why; and what the model counts for it."""
         workers, moved = format_count(self.workers, "worker"), format_bytes(self.bytes_before)
         because = f": {self.verdict}" if self.verdict else ""
         result = (
@@ -651,17 +560,14 @@ class Explanation:
         )
         if self.refused:
             result = "raises a TooManyTasksError"
-        lines = [
-            f"{workers}: optimize {result}{because}",
-            f"by the model it moves {moved} between workers",
-        ]
+        model = f"by the model it moves {moved} between workers"
         if self.in_memory and self.received_before is not None:
-            lines[1] = f"the model that chooses plans counts {moved} for its chunks"
+            model = f"the model that chooses plans counts {moved} for its chunks"
         if self.run_tasks_before is None:
-            lines[1] += f"; {format_count(self.tasks_before, 'task')}"
+            model += f"; {format_count(self.tasks_before, 'task')}"
         if 0 < self.lower_bound <= self.bytes_before:
-            lines[1] += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
-        return lines
+            model += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
+        return f"{workers}: optimize {result}{because}", model
 
     def _run(self) -> list[str]:
         """What runs and moves in the simulation, of Dask's own graph and of the plan's."""
@@ -687,19 +593,19 @@ class Explanation:
             what = "takes" if before is None else "moves and holds"
             return [f"{line}; what Dask's own graph {what} is {unknown}"]
         if self.workers > 1 and first is not None and last is not None:
-            line += f", workers {_instead('receive about', first, last, '')}"
+            roughly = "roughly " if self.in_memory else ""
+            line += f", workers {_instead('receive about', first, last, '', roughly=roughly)}"
             if format_bytes(first) != format_bytes(last):
                 line += " where Dask's scheduler places its own graph"
             if last > _MORE_RECEIVED * max(self.bytes_predicted, LARGE):
                 line += (
-                    "; that is more than the first line counts, as parts of an array that a worker"
+                    "; that is more than the model counts, as parts of an array that a worker"
                     " reads in tiles of two shapes are sent for each of them"
                 )
         elif self.workers > 1 and self.in_memory:
             line += (
                 "; what workers receive for Dask's own graph is not predicted, as blocks of the"
-                " input are in their memory already: it may be more or less than the first line"
-                " counts"
+                " input are in their memory already: it may be more or less than the model counts"
             )
         return [line]
 
@@ -738,62 +644,6 @@ class Explanation:
         return bound
 
 
-def _box(number: str, nodes: Sequence[NodeReport]) -> picture.Box:
-    """The box of an array, or of several that look the same."""
-    node = nodes[0]
-    before = sum(each.bytes_before for each in nodes)
-    after = sum(each.bytes_after for each in nodes)
-    return picture.Box(
-        title=f"{number}  {node.op}" + (f"  x {len(nodes)}" if len(nodes) > 1 else ""),
-        lines=(
-            *((shortened(names, _NAME),) if (names := _variables(*nodes)) else ()),
-            f"{format_shape(node.shape)} {node.dtype}",
-            *_tiles_line(node),
-            *(("chunks kept",) if node.reason else ()),
-        ),
-        shape=node.shape,
-        before=node.chunks_before,
-        after=node.chunks_after,
-        inputs=node.inputs,
-        edge=_moved_line(before, after),
-        moved=after,
-        homes=node.homes,
-        hint=node.reason,
-        kept=bool(node.reason),
-    )
-
-
-def _tiles_line(node: NodeReport) -> tuple[str, ...]:
-    before, after = format_chunks(node.chunks_before), format_chunks(node.chunks_after)
-    return (before,) if before == after else (before, f"→ {after}")
-
-
-def _moved_line(bytes_before: int, bytes_after: int) -> str:
-    before, after = format_bytes(bytes_before), format_bytes(bytes_after)
-    return before if before == after else f"{before} → {after}"
-
-
-def _tiles(node: NodeReport) -> str:
-    same = node.chunks_before == node.chunks_after
-    return "=" if same else format_chunks(node.chunks_after)
-
-
-def _text_rows(
-    nodes: Sequence[NodeReport], rows: Sequence[int], full: bool
-) -> list[list[tuple[str, str]]]:
-    return [
-        [
-            (str(index), ""),
-            (node.op, _variables(node)),
-            (format_ranges(node.inputs), ""),
-            (format_shape(node.shape), node.dtype if full else shortened(node.dtype, _DTYPE)),
-            (format_chunks(node.chunks_before), _tiles(node)),
-            (format_bytes(node.bytes_before), format_bytes(node.bytes_after)),
-        ]
-        for index, node in ((index, nodes[index]) for index in rows)
-    ]
-
-
 def _check_number(name: str, value: object, what: str, least: int) -> None:
     """Raise an error if an argument is no number, or smaller than `least`."""
     allowed = f"{name} must be {what} >= {least}"
@@ -804,65 +654,10 @@ def _check_number(name: str, value: object, what: str, least: int) -> None:
         raise ValueError(f"{allowed}; got {value!r}")
 
 
-def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
-    return [
-        (
-            str(index),
-            _html_operation(node),
-            page.full(inputs, shortened_words(inputs, _FROM)),
-            format_shape(node.shape),
-            node.dtype,
-            page.chunk_drawing(node.shape, node.chunks_before),
-            format_chunks(node.chunks_before),
-            ""
-            if node.chunks_before == node.chunks_after
-            else page.chunk_drawing(node.shape, node.chunks_after),
-            _tiles(node),
-            format_bytes(node.bytes_before),
-            format_bytes(node.bytes_after),
-        )
-        for index, node in enumerate(nodes)
-        for inputs in (format_ranges(node.inputs),)
-    ]
-
-
-def _variables(*nodes: NodeReport) -> str:
-    return ", ".join(name for node in nodes for name in node.variables)
-
-
-def _html_operation(node: NodeReport) -> str:
-    operation = page.full(node.op, shortened(node.op, _NAME))
-    if not node.variables:
-        return operation
-    names = _variables(node)
-    return f"{operation}<br/><b>{page.full(names, shortened(names, _NAME))}</b>"
-
-
-def _row_name(index: int, node: NodeReport) -> str:
-    """A row in a line of text: its number, operation and variables."""
-    name = f"{index} {shortened(node.op, _NAME)}"
-    return f"{name} ({shortened(_variables(node), _NAME)})" if node.variables else name
-
-
-def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
-    """Why arrays keep their chunks, one line for each reason other than the `verdict`."""
-    groups: dict[str, list[int]] = {}
-    for index, node in enumerate(nodes):
-        if node.reason and node.reason != verdict:
-            groups.setdefault(node.reason, []).append(index)
-    if not groups:
-        return []
-    lines = ["chunks kept:"]
-    for reason, members in groups.items():
-        names = [_row_name(index, nodes[index]) for index in members]
-        lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {reason}")
-    return lines
-
-
-def _instead(verb: str, before: int, after: int, what: str, same: str = ", as before") -> str:
+def _instead(verb: str, before: int, after: int, what: str, roughly: str = "") -> str:
     if format_bytes(before) == format_bytes(after):
-        return f"{verb} {format_bytes(after)}{what}{same}"
-    return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
+        return f"{verb} {format_bytes(after)}{what}, as before"
+    return f"{verb} {format_bytes(after)} instead of {roughly}{format_bytes(before)}{what}"
 
 
 def _tasks(before: int, after: int) -> str:

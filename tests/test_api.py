@@ -913,13 +913,13 @@ def test_the_reason_for_more_tasks_says_what_was_decided_and_what_to_do() -> Non
     explanation = dasktile.explain(x + x.T, workers=8)
     text = " ".join(str(explanation).split())
     found = re.search(
-        r"optimize returns the input itself: tiles with (\d+) tasks instead of (\d+) would move"
+        r"optimize returns the input itself: tiles with (\d+) % of the tasks would move"
         r" ([\d.]+) % more bytes between workers, which optimize does not accept; for fewer tasks,"
         r" make the inputs in larger chunks",
         text,
     )
-    assert found and int(found[1]) < int(found[2]) == explanation.tasks_before
-    assert float(found[3]) > 0
+    assert found and int(found[1]) < 50
+    assert float(found[2]) > 0
     x = da.from_array(np.ones((4000, 4000)), chunks=1000)
     assert dasktile.explain(x + x.T, workers=8).tasks_after < explanation.tasks_before / 2
 

@@ -137,7 +137,8 @@ class Metrics:
     and received for the layers whose tasks read it.  More is received than predicted where the
     sizes of results are unknown, as those of functions of the user.
 
-    A number after an operation, as in ``matmul 2``, counts the layers of that operation.  With an
+    A number after an operation, as in ``matmul 2``, counts the layers of that operation; those of
+    one operation are one row where there would be more than 30, as of a loop.  With an
     explanation, layers are shown as its rows: ``4 matmul`` is row 4 with all of its layers.  Bytes
     of an array that keeps its chunks are predicted for one of the operations that read it, and may
     be received for another, so that sums agree better than single layers do.
@@ -182,6 +183,25 @@ class Metrics:
         for name in order:
             total[names[name]] = total.get(names[name], LayerCounts()).plus(self.layers[name])
         return total
+
+    def _shown_layers(self) -> list[tuple[str, LayerCounts]]:
+        """The counts of the first table: many layers, as of a loop, by their operation."""
+        if self.rows:
+            return list(self.by_row.items())
+        layers = self.by_row
+        if len(layers) > _MAX_ROWS:
+            members = Counter(map(short_name, self.layers))
+            layers = {}
+            for name, counts in self.layers.items():
+                operation = short_name(name)
+                number = members[operation]
+                title = f"{operation}, {number:,} layers" if number > 1 else operation
+                layers[title] = layers.get(title, LayerCounts()).plus(counts)
+        return sorted(
+            layers.items(),
+            key=lambda item: (item[1].predicted, item[1].received, item[1].held),
+            reverse=True,
+        )
 
     @property
     def received(self) -> dict[str, int]:
@@ -316,11 +336,7 @@ class Metrics:
 
     def _tables(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, ...]], int]]:
         """For each table: titles, the rows that are printed, and the number of all rows."""
-        layers = list(self.by_row.items())
-        if not self.rows:
-            layers.sort(
-                key=lambda item: (item[1].predicted, item[1].received, item[1].held), reverse=True
-            )
+        layers = self._shown_layers()
         yield (
             ("row" if self.rows else "layer", "predicted", "received", "tiles", "held"),
             [

@@ -337,7 +337,8 @@ def _moves_more(before: Price, after: Price) -> str:
     old, new = sum(before.tasks), sum(after.tasks)
     cheaper = "tiles that cost less otherwise"
     if new < old:
-        cheaper = f"tiles with {new:,} tasks instead of {old:,}"
+        # numbers of the model would stand beside those of tasks as they run
+        cheaper = f"tiles with {max(1, round(100 * new / old))} % of the tasks"
     moved = "bytes between workers, where the input's own chunks move none"
     if before.bytes:
         moved = f"{_growth(after.bytes / before.bytes)} between workers"

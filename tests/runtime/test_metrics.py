@@ -398,6 +398,23 @@ def test_as_text_and_numbers() -> None:
     assert str(many).endswith("and 10 more")
 
 
+def test_layers_of_a_loop_are_one_row_each_operation() -> None:
+    steps = {
+        f"{operation}-dasktile-2x2-{number:032x}": LayerCounts(10, 20, 1, 5)
+        for number in range(20)
+        for operation in ("matmul", "sub")
+    }
+    text = str(Metrics({}, steps | {f"mean-{HASH}": LayerCounts(1, 2)}))
+    rows = [line.split("  ") for line in text.splitlines()]
+    assert [[cell.strip() for cell in row if cell] for row in rows[4:6]] == [
+        ["matmul, 20 layers", "400 B", "200 B", "20", "100 B"],
+        ["sub, 20 layers", "400 B", "200 B", "20", "100 B"],
+    ]
+    assert text.count("layers") == 2 and "mean  " in text and "more" not in text
+    few = str(Metrics({}, dict(list(steps.items())[:30])))
+    assert "matmul 15" in few and "layers" not in few
+
+
 def test_counts_are_saved(tmp_path: Path) -> None:
     measured = Metrics({"tcp://1": WorkerCounts(1024, 3, 2, 4096)}, {"x": LayerCounts(1024, 2048)})
     page = measured.save(tmp_path / "x.html").read_text(encoding="utf-8")

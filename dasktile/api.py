@@ -149,6 +149,9 @@ def explain(
 
     The first lines are about the whole expression:
 
+    - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
+      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan; *roughly* if
+      inputs are in memory already, and only where the former are far more;
     - *moves*: bytes that workers receive from each other, with the plan and with the input's own
       chunks; both by a model that runs every task on its best worker, which Dask's scheduler does
       not do: it moves more;
@@ -156,8 +159,6 @@ def explain(
       workers that are named; *proven optimal* if the plan moves no more;
     - *workers receive ... in all*: with what the tasks of one operation receive from each other, as
       of ``da.linalg.solve``, where that is more; ``bytes_predicted``, which ``metrics`` shows, too;
-    - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
-      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan;
     - *results in memory*: the bytes of the worker that holds most, in the same simulation.
 
     The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the

@@ -19,6 +19,7 @@ from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.steps import factorisation, group_by, mapped_by_xarray
 from dasktile.capture.titles import call_of, call_of_layer
+from dasktile.capture.tracing import obstacle
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import ALREADY_TILED
 from dasktile.schedule.placement import is_written
@@ -123,9 +124,11 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
         return (
             f"there is no rule for {_name(function)} of {package}, which may depend on the chunks"
         )
+    because = obstacle(layer.task.func, layer.task.kwargs, len(layer.task.args))
+    because = f", as {because}" if because else ""
     return (
-        f"the result of user function {_name(function)} may depend on the chunks; if not, declare"
-        " it with dasktile.register_kernel"
+        f"the result of user function {_name(function)} may depend on the chunks{because}; if not,"
+        " declare it with dasktile.register_kernel"
     )
 
 

@@ -6,10 +6,11 @@ or filters that read a known number of neighbours.  Here such a function is call
 place of its blocks.  Everything that is allowed is listed:
 
 - the instructions of its code: no loops, handlers, inner functions, tests of identity, subscripts,
-  assignments to what is not local;
+  assignments to what is not local; lists that are written out, but not what changes them;
 - what it sees: numbers of Python, strings, tuples of these, NumPy and two modules of SciPy, and
   other functions of the user, which are called in the same way; numbers of NumPy, types of
-  elements, arrays and lists only as arguments of these, which it can neither compare nor test;
+  elements, arrays and lists only as arguments of these, which it can calculate with, but neither
+  compare nor test;
 - the functions of these modules, and the attributes of a symbol.
 
 A symbol has no values, no shape and no type.  Whatever else a function does raises an error, and
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -46,6 +49,7 @@ _INSTRUCTIONS = frozenset(
         *("CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "RESUME"),
         *("COPY", "POP_TOP", "PUSH_NULL", "SWAP", "RETURN_CONST", "RETURN_VALUE"),
         *("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_DEREF", "LOAD_GLOBAL", "BUILD_TUPLE"),
+        *("BUILD_LIST", "LIST_EXTEND"),
         *("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "STORE_FAST"),
         *("LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST"),
         *("STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"),
@@ -103,13 +107,28 @@ _CONDITIONS = (
 )
 _COMBINATIONS = (np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert)
 
+#: Functions that make an array of numbers that are written out.
+_LITERALS = (np.array, np.asarray)
+
+#: Instructions that a function must not have, in words; others of these words do not help.
+_OBSTACLES = {
+    "FOR_ITER": "it has a loop",
+    "GET_ITER": "it has a loop",
+    "JUMP_BACKWARD": "it has a loop",
+    "BINARY_SLICE": "it takes parts of arrays",
+    "BINARY_SUBSCR": "it takes parts of arrays",
+    "MAKE_FUNCTION": "it has an inner function",
+    "STORE_ATTR": "it changes an object",
+    "STORE_GLOBAL": "it changes a global variable",
+}
+
 #: Types of Python's numbers, and of functions that may be in the tables.
 _NUMBERS = (bool, int, float, complex)
 _CALLABLE = (np.ufunc, types.FunctionType, types.BuiltinFunctionType, type(np.clip), type(np.where))
 
 
 class UntraceableError(Exception):
-    """A function does something of which nothing is known."""
+    """A function does something of which nothing is known; the message says what, if it helps."""
 
 
 def traced_depths(function: Any, kwargs: Mapping[str, Any], arguments: int) -> Depths | None:
@@ -129,20 +148,45 @@ def traced_depths(function: Any, kwargs: Mapping[str, Any], arguments: int) -> D
     By axis counted from the last, the most neighbours on either side; those of None are added to
     those of all axes.  Empty, or zeros, if it works element by element; None if that is unknown.
     """
-    if not _is_traceable(function):
-        return None
-    trace = _Trace(arguments)
-    blocks = frozenset(range(arguments))
-    symbols = [Symbol(trace, blocks=frozenset((number,))) for number in blocks]
     try:
-        named = {name: trace.known(value) for name, value in kwargs.items()}
-        result = trace.known(function)(*symbols, **named)
+        return _traced(function, kwargs, arguments)
     except Exception:
         # of the trace, or of the function, which may check its arguments
         return None
+
+
+def obstacle(function: Any, kwargs: Mapping[str, Any], arguments: int) -> str:
+    """What keeps a function from being read, as ``it calls median``; empty if that is unknown.
+
+    Parameters
+    ----------
+    function, kwargs, arguments
+        As for `traced_depths`.
+    """
+    try:
+        _traced(function, kwargs, arguments)
+    except UntraceableError as error:
+        return str(error)
+    except AttributeError as error:
+        return f"it uses .{error.name}" if isinstance(error.obj, Symbol) else ""
+    except NameError as error:
+        return f"it uses {error.name}" if error.name else ""
+    except Exception:
+        return ""
+    return ""
+
+
+def _traced(function: Any, kwargs: Mapping[str, Any], arguments: int) -> Depths:
+    if not _is_traceable(function):
+        raise UntraceableError
+    trace = _Trace(arguments)
+    blocks = frozenset(range(arguments))
+    symbols = [Symbol(trace, blocks=frozenset((number,))) for number in blocks]
+    named = {name: trace.known(value) for name, value in kwargs.items()}
+    result = trace.known(function)(*symbols, **named)
     # the blocks of the result have the shape of all arguments together
     if not isinstance(result, Symbol) or result._blocks != blocks:
-        return None
+        raise UntraceableError
     return result._depths
 
 
@@ -293,11 +337,53 @@ class _Opaque(_Hidden):
     def __init__(self, value: Any) -> None:
         self._value = value
 
+    def sum(self) -> _Opaque:
+        if not isinstance(self._value, (np.ndarray, np.generic)):
+            raise UntraceableError
+        return _Opaque(self._value.sum())
+
+
+def _calculated(operation: Callable[[Any, Any], Any], *values: Any) -> Any:
+    """The result of an operation on numbers and arrays, one of which is of NumPy."""
+    if any(isinstance(value, Symbol) for value in values):
+        # blocks decide themselves
+        return NotImplemented
+    if not all(_is_number(value) or _is_array(value) for value in values):
+        raise UntraceableError
+    operands = tuple(map(_raw, values))
+    if not any(isinstance(operand, (np.ndarray, np.generic)) for operand in operands):
+        raise UntraceableError
+    if math.prod(map(np.size, operands)) > _MOST_ELEMENTS**2:
+        raise UntraceableError
+    with np.errstate(all="ignore"):
+        return _Opaque(operation(*operands))
+
+
+def _define(operation: Callable[[Any, Any], Any]) -> None:
+    name = operation.__name__
+    setattr(_Opaque, f"__{name}__", lambda left, right: _calculated(operation, left, right))
+    setattr(_Opaque, f"__r{name}__", lambda right, left: _calculated(operation, left, right))
+    # the array may be a global one
+    setattr(_Opaque, f"__i{name}__", _Hidden._raise)
+
+
+for _operation in (operator.add, operator.sub, operator.mul, operator.truediv):
+    _define(_operation)
+
 
 class _Unknown(_Hidden):
-    """A global of which nothing is known."""
+    """A global of which nothing but its name is known."""
 
-    __slots__ = ()
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UntraceableError(f"it calls {self._name}")
+
+    def __getattr__(self, name: str) -> Any:
+        raise UntraceableError(f"it uses {self._name}.{name}")
 
 
 class _Module(_Hidden):
@@ -311,7 +397,10 @@ class _Module(_Hidden):
         self.__name__ = module.__name__
 
     def __getattr__(self, name: str) -> Any:
-        return self._trace.known(getattr(self._module, name))
+        try:
+            return self._trace.known(getattr(self._module, name))
+        except UntraceableError as error:
+            raise UntraceableError(f"it uses {self.__name__}.{name}") from error
 
 
 class _Function(_Hidden):
@@ -413,6 +502,11 @@ class _Trace:
         return result
 
     def _apply_to_numbers(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if _is_one_of(function, _LITERALS) and len(args) == 1 and not kwargs:
+            array = np.array(_raw(args[0]))
+            if array.dtype.kind not in "biufc" or array.size > _MOST_ELEMENTS**2:
+                raise UntraceableError
+            return _Opaque(array)
         if _is_one_of(function, _MAKERS) and args and not kwargs:
             shape, *values = args
             sizes = shape if type(shape) is tuple else (shape,)
@@ -420,7 +514,9 @@ class _Trace:
                 raise UntraceableError
             if not all(type(size) is int and 0 <= size <= _MOST_ELEMENTS for size in sizes):
                 raise UntraceableError
-            return _Opaque(np.ones(sizes, np.int8))
+            if math.prod(sizes) > _MOST_ELEMENTS**2:
+                raise UntraceableError
+            return _Opaque(function(sizes, *map(_raw, values)))
         if type(function) is not np.ufunc or not all(map(_is_number, args)) or None in args:
             raise UntraceableError
         _check_ufunc(function, args, kwargs)
@@ -441,7 +537,7 @@ class _Trace:
         self._functions[id(function)] = restricted = _Function(self, copy)
         for name in names & function.__globals__.keys():
             # an error where it is used
-            visible[name] = _Unknown()
+            visible[name] = _Unknown(name)
             with suppress(UntraceableError):
                 visible[name] = self.known(function.__globals__[name])
         for cell, original in zip(cells, function.__closure__ or (), strict=True):
@@ -468,7 +564,7 @@ def _allowed_names(code: types.CodeType) -> tuple[str, ...]:
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         if name not in _INSTRUCTIONS:
-            raise UntraceableError
+            raise UntraceableError(_OBSTACLES.get(name, ""))
         is_attribute = name in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
         if is_attribute and str(instruction.argval).startswith("_"):
             raise UntraceableError
@@ -482,7 +578,7 @@ def _found(function: Any, table: Mapping[Any, Any]) -> Any:
     for known, entry in table.items():
         if known is function:
             return entry
-    raise UntraceableError
+    raise UntraceableError(f"it calls {getattr(function, '__name__', 'a function')}")
 
 
 def _is_one_of(function: Any, functions: Iterable[Any]) -> bool:
@@ -518,8 +614,8 @@ def _package(function: types.FunctionType) -> str:
 
 def _raw(value: Any) -> Any:
     """An argument as a known function gets it."""
-    if type(value) is tuple:
-        return tuple(map(_raw, value))
+    if type(value) in (tuple, list):
+        return type(value)(map(_raw, value))
     if type(value) is _Opaque:
         return value._value
     if value is None or type(value) is str or type(value) in _NUMBERS:
@@ -538,7 +634,7 @@ def _is_array(value: Any) -> bool:
     """Whether a value has numbers that are the same for all elements."""
     if type(value) is _Opaque:
         return type(value._value) in (np.ndarray, list)
-    return type(value) is tuple and all(map(_is_number, value))
+    return type(value) in (tuple, list) and all(map(_is_number, value))
 
 
 def _is_condition(value: Any) -> bool:

@@ -123,7 +123,7 @@ class Diagnosis:
     ``dasktile.optimize`` on a cluster with ``dasktile.enable``, both by the simulation that
     ``explain`` calls *as it runs*; what Dask's scheduler does differs from run to run.  Numbers *by
     the model* are shown in their place where there is no simulation: *moved after* and *n tasks* of
-    the first line of ``explain``.
+    ``explain``.
 
     Parameters
     ----------

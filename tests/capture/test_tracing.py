@@ -26,7 +26,7 @@ from scipy.ndimage import convolve
 import dasktile
 from dasktile.capture import tracing
 from dasktile.capture.rules.pointwise import is_pointwise
-from dasktile.capture.tracing import traced_depths
+from dasktile.capture.tracing import obstacle, traced_depths
 from tests.agreement import EAGER
 
 SCALE, WEIGHTS, KERNEL = 3.0, np.arange(3.0), np.arange(1.0, 16).reshape(3, 5)
@@ -136,6 +136,12 @@ def _counted_in_place(block: Any) -> Any:
     return block
 
 
+def _with_scaled_weights(block: Any) -> Any:
+    weights = KERNEL
+    weights *= 1
+    return convolve(block, weights)
+
+
 def _endless(block: Any) -> Any:
     return _endless(block + 1)
 
@@ -204,6 +210,7 @@ LOW = np.linspace(-1, 1, 6)
 MASKED = np.ma.ones((3, 5))
 FLAG, SINGLE = np.bool_(True), np.float32(0.1)
 LIST = [3, 3]
+LARGE = np.ones((300, 50, 50))
 POLYNOMIAL = np.poly1d([1.0, 2, 1])
 RUNNING = np.frompyfunc(lambda value: CALLS.append(value) or value, 1, 1)
 ENDS = np.frompyfunc(lambda value: sys.exit(), 1, 1)
@@ -291,6 +298,11 @@ UNKNOWN: Mapping[str, Callable[..., Any]] = {
     "a ufunc of the user of numbers": lambda x: x + RUNNING(3.0),
     "a ufunc that ends the process": lambda x: x + ENDS(3.0),
     "a module that is not there": lambda x: __import__("scipy.stats") and x,
+    "weights that it changes": _with_scaled_weights,
+    "an array of numbers in the code": lambda x: x * np.array([1.0, 2]),
+    "an array times an array": lambda x: x * (WEIGHTS * 2),
+    "weights of blocks": lambda x: convolve(x, [[x, x]]),
+    "weights that are large": lambda x: convolve(x, np.ones((50, 1)) * np.ones((1, 50)) + LARGE),
     "weights that are a block": lambda x: convolve(KERNEL, x),
 }
 
@@ -307,6 +319,14 @@ FILTERS: Mapping[str, tuple[Callable[..., Any], dict[int, int]]] = {
     "a Laplacian": (lambda x: ndimage.laplace(x, mode="constant"), {0: 1, 1: 1}),
     "of Gaussians": (lambda x: ndimage.gaussian_laplace(x, 0.5), {0: 2, 1: 2}),
     "a gradient": (lambda x: ndimage.gaussian_gradient_magnitude(x, 0.5), {0: 2, 1: 2}),
+    "lists": (lambda x: convolve(x, [[0.0, 1, 0], [1, 4, 1], [0, 1, 0]]), {0: 1, 1: 1}),
+    "numbers in the code": (lambda x: convolve(x, np.array([[1.0, 2, 1]]) / 4), {1: 1}),
+    "equal weights": (lambda x: convolve(x, np.ones((3, 5)) / 15), {0: 1, 1: 2}),
+    "normalised weights": (lambda x: convolve(x, 2 * KERNEL / KERNEL.sum()), {0: 1, 1: 2}),
+    "a computed width": (
+        lambda x: ndimage.gaussian_filter(x, np.full((2, 2), 0.0625).sum()),
+        {0: 1, 1: 1},
+    ),
     "a mask": (lambda x: (convolve(x, KERNEL) > 0) & (x > 0), {0: 1, 1: 2}),
 }
 
@@ -537,3 +557,35 @@ def test_random_functions(statements: list[str], result: str) -> None:
         assert np.shape(made) == (7, 9)
         reach = _reach(function, (7, 9))
     assert (reach <= [halo.get(axis, 0) for axis in (0, 1)]).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: ndimage.uniform_filter(x, 3), "it calls uniform_filter"),
+        (lambda x: np.sort(x) + 1, "it calls sort"),
+        (lambda x: x - x.mean(), "it uses .mean"),
+        (lambda x: x + np.random.random(), "it uses numpy.random"),
+        (lambda x: x + random.random(), "it uses random.random"),
+        (lambda x: print("printed") or x, "it uses print"),
+        (_loop, "it has a loop"),
+        (lambda x: (lambda y: y + 1)(x), "it has an inner function"),
+        (lambda x: x, ""),
+        (np.sort, ""),
+    ],
+)
+def test_what_keeps_a_function_from_being_read(function: Any, expected: str) -> None:
+    assert obstacle(function, {}, 1) == expected
+
+
+def test_explain_says_what_keeps_a_function_from_being_read() -> None:
+    x = da.ones((40, 40), chunks=10)
+
+    def centred(block: Any) -> Any:
+        return block - block.mean()
+
+    text = " ".join(str(dasktile.explain(x.map_blocks(centred).sum(axis=0))).split())
+    assert "user function centred may depend on the chunks, as it uses .mean; if not, " in text
+    y = x.map_overlap(lambda block: ndimage.maximum_filter(block, 3), depth=1, boundary="none")
+    text = " ".join(str(dasktile.explain(y)).split())
+    assert "in map_overlap may depend on the chunks, as it calls maximum_filter; if not, " in text

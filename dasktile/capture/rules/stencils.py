@@ -29,7 +29,7 @@ from dasktile.capture.filters import depths_of
 from dasktile.capture.references import Key
 from dasktile.capture.rules.gradients import Coordinates, Gradient, read_gradient
 from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
-from dasktile.capture.tracing import traced_depths
+from dasktile.capture.tracing import obstacle, traced_depths
 from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
@@ -224,8 +224,10 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
         reason = f"{title} in map_overlap is not supported"
     elif (use := _use(layer)) is None or use.whole_axes:
         called = "function" if title == "lambda" else title
+        because = obstacle(layer.task.func, layer.task.kwargs, 1)
+        because = f", as {because}" if because else ""
         reason = (
-            f"the result of {title} in map_overlap may depend on the chunks; if not, "
+            f"the result of {title} in map_overlap may depend on the chunks{because}; if not, "
             f"declare its halo with dasktile.register_kernel({called}, halo=...)"
         )
     else:

@@ -282,6 +282,10 @@ def _zarr(planned: Collections, folder: Path) -> list[Any]:
     return [da.from_zarr(store) for store in stores]
 
 
+def _in_client(planned: Collections, folder: Path) -> list[Any]:
+    return list(dasktile.compute(*planned))
+
+
 def _slabs(collections: Collections) -> list[da.Array]:
     """Arrays in blocks along their first axis, which `to_npy_stack` makes otherwise."""
     return [
@@ -325,6 +329,7 @@ class Way:
 WAYS: dict[str, Way] = {
     "persist": Way(_persist),
     "compute": Way(_compute),
+    "dasktile.compute": Way(_in_client),
     "keep_chunks": Way(_persist, keep_chunks=True),
     "hook": Way(_compute, hook=True, keep_chunks=True),
     "hook, persist": Way(_persist, hook=True, keep_chunks=True),

@@ -72,16 +72,20 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         # the simulation would place tasks as those of Dask's own graphs
         chosen = replace(chosen, before=None, after=None)
     describe = describer(request, chosen)
+    unpredicted = PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen)
     explanation = describe(
         unknown=unknown,
         seconds=_seconds(request.machine, chosen.planned.plan, chosen.before, chosen.after),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         memory=request.machine.memory,
-        unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
+        unpredicted=unpredicted,
         variables=_variables_of(chosen.planned.plan.program, request.names, request.variables),
         dims=_dims_of(chosen.planned.plan.program, request.names, request.groups),
     )
+    if chosen.after is None and unpredicted and not choice.too_large(request, chosen):
+        # bytes of results of unknown sizes are not counted
+        explanation = replace(explanation, proven_optimal=False)
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
         count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))

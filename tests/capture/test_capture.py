@@ -559,11 +559,11 @@ class TestRegistry:
 
         node, _ = last(x.map_blocks(smooth))
         assert node.reason == (
-            "the result of user function smooth may depend on the chunks; if not, "
-            "declare it with dasktile.register_kernel"
+            "the result of user function smooth may depend on the chunks, as it calls opaque; if"
+            " not, declare it with dasktile.register_kernel"
         )
         expected = (
-            "the result of smooth in map_overlap may depend on the chunks; if not, "
+            "the result of smooth in map_overlap may depend on the chunks, as it calls opaque; if not, "
             "declare its halo with dasktile.register_kernel(smooth, halo=...)"
         )
         for boundary in ("none", "reflect"):

@@ -563,8 +563,8 @@ class TestRegistry:
             " not, declare it with dasktile.register_kernel"
         )
         expected = (
-            "the result of smooth in map_overlap may depend on the chunks, as it calls opaque; if not, "
-            "declare its halo with dasktile.register_kernel(smooth, halo=...)"
+            "the result of smooth in map_overlap may depend on the chunks, as it calls opaque;"
+            " if not, declare its halo with dasktile.register_kernel(smooth, halo=...)"
         )
         for boundary in ("none", "reflect"):
             program = captured(x.map_overlap(smooth, depth=1, boundary=boundary)).program

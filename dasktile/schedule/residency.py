@@ -178,6 +178,8 @@ class Residency(TierMemory):
         self._free_removed(tile, out)
         self._rank_tile(tile)
         self._continue_fetch(tile)
+        if tile in self._fetches:
+            self._fetches.remove(tile)
         return self._next_instructions(out)
 
     def request(
@@ -501,7 +503,8 @@ class Residency(TierMemory):
             if home is None and not tile.removed:
                 request.missing += 1
                 tile.waiting.append(request)
-                self._fetches.append(tile)
+                if not tile.is_fetched and tile not in self._fetches:
+                    self._fetches.append(tile)
                 out += [Hasten(copy) for copy in tile.copies.values() if copy.ahead]
             self._mark_used(tile)
             if not self.settings.keep_clean and home is not None:
@@ -611,8 +614,10 @@ class Residency(TierMemory):
                 return
             if not all(self._has_room(tier, tile.size, later) for tier in tiers):
                 return
+            source = min(tile.on)
             rooms = [self._make_room(tier, tile.size, out, later=later) for tier in tiers]
-            if any(after is None for after in rooms):
+            if any(after is None for after in rooms) or min(tile.on) != source:
+                # evictions may have dropped its own copy on the way
                 return
             self._copy_ahead(tile, out, rooms[-1] or ())
 
@@ -646,7 +651,7 @@ class Residency(TierMemory):
         """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
         if tile.is_home or tile.removed or tile.unreadable:
             self._end_waits(tile)
-        elif tile.waiting:
+        elif tile.waiting and not tile.is_fetched:
             self._fetches.appendleft(tile)
         if not tile.is_home:
             self._mark_used(tile)

@@ -75,7 +75,8 @@ class TierMemory:
         self.prefetches = Prefetches(
             self._tiles, self.capacity, self.used, settings.prefetch_fraction
         )
-        #: Tiles that granted requests wait for, in the order in which they are fetched.
+        #: Tiles that granted requests wait for and that are not copied yet, each once, in the order
+        #: in which they are fetched.  A tile keeps its place until it comes up if the requests end.
         self._fetches: deque[Tile] = deque()
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0

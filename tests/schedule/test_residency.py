@@ -538,6 +538,37 @@ def test_a_request_hastens_the_copy_that_was_made_ahead() -> None:
     assert worker.ready == {"task"}
 
 
+def test_a_prefetch_whose_own_copy_is_evicted_for_its_room_starts_again() -> None:
+    worker = Worker(2, 2, None, prefetch=1, prefetch_fraction=1.0)
+    worker.on["p", 1], worker.sizes["p", 1] = {2}, 1
+    worker.do(worker.residency.adopt("p", 1, 1, 2))
+    worker.do(worker.residency.set_upcoming("p"))
+    [up] = worker.flights
+    assert (up.key, up.source, up.target) == ("p", 2, 1)
+    for key in "ab":
+        worker.add(key, next_use=9)
+    worker.on["q", 4], worker.sizes["q", 4] = {1}, 1
+    worker.do(worker.residency.adopt("q", 1, 1, 1, tier=1))
+    # the room on the first tier is made by writing "a" to the second, where "p" is dropped for it
+    worker.finish()
+    assert [(copy.key, copy.source, copy.target) for copy in worker.flights] == [("a", 0, 1)]
+    assert worker.residency.tiers("p") == (2,)
+    check(worker)
+
+
+def test_a_tile_that_is_requested_again_takes_no_second_place_among_the_fetches() -> None:
+    worker = Worker(4, None)
+    for number, (key, size) in enumerate((("t", 1), ("b", 4), ("c", 1), ("d", 3))):
+        worker.add(key, size, 20 - number)
+    worker.settle()
+    assert worker.fast() == "cd"
+    for name, keys in (("one", "tb"), ("two", "t")):
+        worker.request(name, *keys, urgent=True)
+    check(worker)
+    worker.settle()
+    check(worker)
+
+
 def test_views_of_the_same_memory_are_evicted_together() -> None:
     worker = Worker(6, None)
     worker.add("a", 5, shared="memory")
@@ -1144,6 +1175,11 @@ def check(worker: Worker) -> None:
     assert {id(buffer) for buffer in residency._dying} == {
         number for number, buffer in buffers.items() if buffer.dying
     }
+    queue = list(residency._fetches)
+    assert len(set(map(id, queue))) == len(queue)
+    assert not any(tile.removed or tile.is_home or tile.is_fetched for tile in queue)
+    for tile in residency._tiles.values():
+        assert not tile.waiting or tile.is_fetched or tile in queue
     prefetched = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
     prefetched += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
     assert residency.prefetches.size == prefetched

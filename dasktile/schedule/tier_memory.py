@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
 from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, ResidencySettings
 from dasktile.schedule.prefetch import Prefetches
 from dasktile.schedule.requests import Tile
+from dasktile.schedule.states import FREEING, BufferEvent, BufferState, TileEvent, TileState
 
 #: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
 _MOST_SKIPPED = 1000
@@ -77,7 +78,7 @@ class TierMemory:
         )
         #: Tiles that granted requests wait for and that are not copied yet, each once, in the order
         #: in which they are fetched.  A tile keeps its place until it comes up if the requests end.
-        self._fetches: deque[Tile] = deque()
+        self._fetches: OrderedDict[Tile, None] = OrderedDict()
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
@@ -237,18 +238,17 @@ class TierMemory:
             return True
         tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
         # the copies that its tiles have below must not be evicted for the others
-        buffer.evicting, buffer.next_when_chosen = True, buffer.next
-        self._freeing[tier] += buffer.size
+        buffer.next_when_chosen = buffer.next
+        self._change(buffer, BufferEvent.CHOSEN)
         self._rank_below(buffer)
         after = self._make_room(below, sum(tile.size for tile in tiles), out)
         if after is None and (below == self._last or self._will_free(below)):
             if not self._will_free(below):
                 self.refusing.add(below)
-            self._cancel_eviction(buffer)
+            self._end_eviction(buffer)
             return False
         self.refusing.discard(below)
         self._queues[tier].discard(buffer)
-        self._evicting[tier][buffer] = None
         for tile in tiles:
             self._copy(tile, tier, below, out, after or ())
         return True
@@ -259,8 +259,9 @@ class TierMemory:
 
     def _finish_eviction(self, buffer: Buffer, out: list[Instruction]) -> None:
         """Drop a buffer that :meth:`_evict` has written, unless it is needed earlier now."""
-        if buffer.evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
-            self._cancel_eviction(buffer)
+        evicting = buffer.state is BufferState.EVICTING
+        if evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
+            self._end_eviction(buffer, BufferEvent.WRITTEN)
             over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._fetches)
             chosen = buffer.next_when_chosen
             self._update_rank(buffer)
@@ -272,11 +273,14 @@ class TierMemory:
             return
         self._mark_unranked(buffer)
 
-    def _cancel_eviction(self, buffer: Buffer) -> None:
-        buffer.evicting = False
-        self._evicting[buffer.tier].pop(buffer, None)
-        self._freeing[buffer.tier] -= buffer.size
+    def _end_eviction(self, buffer: Buffer, event: BufferEvent = BufferEvent.CANCELLED) -> None:
+        self._change(buffer, event)
         self._rank_below(buffer)
+
+    def _cancel_eviction(self, buffer: Buffer) -> None:
+        """Keep a buffer, if it is being evicted."""
+        if buffer.state is BufferState.EVICTING:
+            self._end_eviction(buffer)
 
     # Copies
 
@@ -338,7 +342,7 @@ class TierMemory:
             self.used[tier] += size
             if shared is not None:
                 self._shared[shared] = buffer
-        elif buffer.evicting:
+        else:
             self._cancel_eviction(buffer)
         buffer.tiles.append(tile)
         tile.on[tier] = buffer
@@ -353,7 +357,7 @@ class TierMemory:
         """Drop copies on lower tiers if tasks may change the tile on its fastest tier."""
         if not self.settings.keep_clean and not tile.copies:
             top = min(tile.on)
-            if not tile.on[top].evicting:
+            if tile.on[top].state is not BufferState.EVICTING:
                 for tier in [tier for tier in tile.on if tier > top]:
                     self._drop_tile(tile, tier, out)
 
@@ -368,12 +372,10 @@ class TierMemory:
         out.append(Drop(tile.key, tile.generation, tier))
         if tier == tile.home:
             self.prefetches.end(tile)
+            if tile.state is TileState.HOME:
+                tile.change(TileEvent.EVICTED)
         if not buffer.tiles:
-            if buffer.evicting:
-                self._cancel_eviction(buffer)
-            elif buffer.dying:
-                self._freeing[tier] -= buffer.size
-                del self._dying[buffer]
+            self._change(buffer, BufferEvent.EMPTIED)
             self._queues[tier].discard(buffer)
             self._unranked.pop(buffer, None)
             self.used[tier] -= buffer.size
@@ -383,7 +385,7 @@ class TierMemory:
         else:
             self._finish_eviction(buffer, out)
         for other in tile.on.values():
-            if other.evicting and not tile.copies and not tile.is_below(other.tier):
+            if not tile.copies and not tile.is_below(other.tier):
                 # its copy below was dropped before the others were written
                 self._cancel_eviction(other)
             self._mark_unranked(other)
@@ -395,12 +397,27 @@ class TierMemory:
             for tier in sorted(tile.on):
                 self._drop_tile(tile, tier, out)
 
+    def _change(self, buffer: Buffer, event: BufferEvent) -> None:
+        """Change the state of a buffer, and what is kept by state."""
+        before = buffer.state
+        buffer.change(event)
+        if before in FREEING:
+            self._freeing[buffer.tier] -= buffer.size
+            evicting = before is BufferState.EVICTING
+            del (self._evicting[buffer.tier] if evicting else self._dying)[buffer]
+        elif buffer.state is BufferState.EVICTING:
+            self._freeing[buffer.tier] += buffer.size
+            self._evicting[buffer.tier][buffer] = None
+        elif buffer.state is BufferState.DYING:
+            self._freeing[buffer.tier] += buffer.size
+            self._dying[buffer] = False
+
     # Ranks for eviction
 
     def _mark_unranked(self, buffer: Buffer) -> None:
         """Have the rank of a buffer updated before it is used."""
         self._unranked[buffer] = None
-        if buffer.dying and not self._is_dying(buffer):
+        if buffer.state is BufferState.DYING and not self._is_dying(buffer):
             self._dying[buffer] = False
 
     def _update_ranks(self) -> None:
@@ -416,7 +433,7 @@ class TierMemory:
         if len(tiles) == 1:
             # most buffers; this is called for every tile that a task makes or reads
             tile = tiles[0]
-            if tile.pins and tier == tile.home and not buffer.evicting:
+            if tile.pins and tier == tile.home and buffer.state is not BufferState.EVICTING:
                 # it is ranked again when it is not pinned any more
                 self._queues[tier].discard(buffer)
                 return
@@ -442,43 +459,42 @@ class TierMemory:
             # it does not fit, even if all others were evicted
             buffer.next = math.inf
         buffer.stored = stored
-        if may and not stays and not buffer.evicting and not buffer.dying:
+        if may and not stays and buffer.state is BufferState.HELD:
             self._queues[tier].put(buffer)
         else:
             self._queues[tier].discard(buffer)
 
     def _must_stay(self, tile: Tile, tier: int) -> bool:
         """Whether a tile must not be evicted from a tier."""
-        if tile.removed:
+        if tile.state is TileState.REMOVED:
             return True
         if tile.copies and any(copy.source == tier for copy in tile.copies.values()):
             return True
         if tier == tile.home:
             # copies below may be stale, and are dropped when none is in progress
             return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.copies))
-        if any(buffer.evicting for above, buffer in tile.on.items() if above < tier):
+        evicting = BufferState.EVICTING
+        if any(buffer.state is evicting for above, buffer in tile.on.items() if above < tier):
             return True
         return bool(tile.waiting) and tier == min(tile.on)
 
     def _is_dying(self, buffer: Buffer) -> bool:
-        return not buffer.evicting and all(
-            tile.dying and not tile.pins and not tile.removed and not tile.is_below(buffer.tier)
+        return buffer.state is not BufferState.EVICTING and all(
+            tile.dying
+            and not tile.pins
+            and tile.state is not TileState.REMOVED
+            and not tile.is_below(buffer.tier)
             for tile in buffer.tiles
         )
 
     def _mark_dying(self, buffer: Buffer) -> None:
         """Update whether a buffer is dying."""
-        if not buffer.dying and not buffer.tiles[0].dying:
+        was_dying = buffer.state is BufferState.DYING
+        if not was_dying and not buffer.tiles[0].dying:
             # nearly all: a buffer is dying only if all its tiles are
             return
-        dying = self._is_dying(buffer)
-        if dying and not buffer.dying:
-            self._freeing[buffer.tier] += buffer.size
-            self._dying[buffer] = False
-        elif buffer.dying and not dying:
-            self._freeing[buffer.tier] -= buffer.size
-            del self._dying[buffer]
-        buffer.dying = dying
+        if self._is_dying(buffer) is not was_dying:
+            self._change(buffer, BufferEvent.SPARED if was_dying else BufferEvent.EXPIRED)
 
     def _make_evictable(self, buffer: Buffer) -> None:
         """Treat a dying buffer as any other."""
@@ -498,5 +514,5 @@ class TierMemory:
         unranked = self._unranked
         for buffer in tile.on.values():
             unranked[buffer] = None
-            if buffer.dying:
+            if buffer.state is BufferState.DYING:
                 self._mark_unranked(buffer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dasktile.schedule.ranked import RankedQueue
-from dasktile.schedule.states import BUFFERS, BufferEvent, BufferState, after
+from dasktile.schedule.states import BUFFERS, BufferEvent, BufferState, forbidden
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,10 @@ class Buffer:
 
     def change(self, event: BufferEvent) -> None:
         """Enter the state that follows after an event, the only way to change it."""
-        self.state = after(BUFFERS, self.state, event)
+        try:
+            self.state = BUFFERS[self.state][event]
+        except KeyError:
+            raise forbidden(self.state, event) from None
 
 
 class EvictionQueue:

@@ -13,11 +13,25 @@ from collections.abc import Hashable
 
 from dasktile.schedule.instructions import Copy, Hasten, Instruction, Ready, ResidencySettings
 from dasktile.schedule.requests import Request, Tile
-from dasktile.schedule.states import ON_ITS_WAY, QUEUED, TileEvent, TileState
+from dasktile.schedule.states import (
+    FETCHING,
+    GIVEN_UP,
+    HALTED,
+    HOME,
+    ON_ITS_WAY,
+    QUEUED,
+    REFUSED,
+    REMOVED,
+    REQUESTED,
+    RETRYING,
+    STARTED,
+    UNWANTED,
+    WANTED,
+)
 from dasktile.schedule.tier_memory import TierMemory
 
 #: States of a tile that a request does not wait for when it is granted.
-_SETTLED = (TileState.HOME, TileState.REMOVED)
+_SETTLED = (HOME, REMOVED)
 
 
 class Fetches(TierMemory):
@@ -82,8 +96,8 @@ class Fetches(TierMemory):
             if tile.state not in _SETTLED:
                 request.missing += 1
                 tile.waiting.append(request)
-                tile.change(TileEvent.REQUESTED)
-                if tile.state is TileState.WANTED:
+                tile.change(REQUESTED)
+                if tile.state is WANTED:
                     # if it is in the queue already, it keeps its place
                     self._fetches[tile] = None
                 out += [Hasten(copy) for copy in tile.copies.values() if copy.ahead]
@@ -130,7 +144,7 @@ class Fetches(TierMemory):
                 after = self._room_for_fetch(tile, source - 1, out)
                 if after is None and self._will_free(source - 1):
                     return
-                if after is None and tile.state is TileState.REFUSED:
+                if after is None and tile.state is REFUSED:
                     # no eviction could make enough room: urgent requests get ready without it
                     self._end_waits(tile, only_urgent=True)
                     if tile.waiting and self._may_be_freed(tile):
@@ -138,7 +152,7 @@ class Fetches(TierMemory):
                     self._give_up(tile)
                     continue
                 # without room it is fetched nevertheless, or no task could run
-                tile.change(TileEvent.STARTED)
+                tile.change(STARTED)
                 self._copy(tile, source, source - 1, out, after or ())
                 self._fetch_further(tile, out)
             del self._fetches[tile]
@@ -214,7 +228,7 @@ class Fetches(TierMemory):
         """Copy a tile to the next faster tier before it is requested."""
         source = min(tile.on)
         self.prefetches.start(tile)
-        tile.change(TileEvent.STARTED)
+        tile.change(STARTED)
         self._copy(tile, source, source - 1, out, after, ahead=True)
 
     def _report_ready(self, out: list[Instruction]) -> None:
@@ -231,14 +245,14 @@ class Fetches(TierMemory):
     def _continue_fetch(self, tile: Tile) -> None:
         """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
         if tile.state in ON_ITS_WAY and not tile.rises:
-            tile.change(TileEvent.HALTED)
+            tile.change(HALTED)
         if tile.state in QUEUED:
             if tile.waiting:
                 self._fetches[tile] = None
                 self._fetches.move_to_end(tile, last=False)
             else:
-                tile.change(TileEvent.UNWANTED)
-        elif tile.state is not TileState.FETCHING and tile.state is not TileState.RETRYING:
+                tile.change(UNWANTED)
+        elif tile.state is not FETCHING and tile.state is not RETRYING:
             self._end_waits(tile)
         if tile.home not in tile.on:
             self._mark_used(tile)
@@ -246,7 +260,7 @@ class Fetches(TierMemory):
     def _give_up(self, tile: Tile) -> None:
         """Let no request wait for a tile whose memory was refused."""
         del self._fetches[tile]
-        tile.change(TileEvent.GIVEN_UP)
+        tile.change(GIVEN_UP)
         self._end_waits(tile)
         self._mark_used(tile)
 

@@ -16,7 +16,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dasktile.schedule.requests import Request, Tile
-from dasktile.schedule.states import TileState
+from dasktile.schedule.states import (
+    BELOW,
+    HOME,
+    REMOVED,
+)
 
 
 class Proposal(NamedTuple):
@@ -83,7 +87,7 @@ class Prefetches:
 
     def use(self, tile: Tile) -> None:
         """A tile was requested or read."""
-        self.hits += tile.prefetched and tile.state is TileState.HOME
+        self.hits += tile.prefetched and tile.state is HOME
         self.end(tile)
 
     def end(self, tile: Tile) -> None:
@@ -95,8 +99,7 @@ class Prefetches:
     def missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
         """The tiles that are not on their home tier."""
         tiles = self._tiles
-        home = TileState.HOME
-        return [key for key in keys if key in tiles and tiles[key].state is not home]
+        return [key for key in keys if key in tiles and tiles[key].state is not HOME]
 
     def next_tiles(self, requests: Iterable[Request]) -> Iterator[Proposal]:
         """The upcoming tiles, until one is larger than its tier.
@@ -112,19 +115,19 @@ class Prefetches:
             All requests.
         """
         upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
-        if not any(tile.state is TileState.BELOW for tile in upcoming):
+        if not any(tile.state is BELOW for tile in upcoming):
             return
         reads = [
             tile.next
             for request in requests
             if request.granted
             for tile in request.tiles
-            if tile.next is not None and tile.state is not TileState.REMOVED
+            if tile.next is not None and tile.state is not REMOVED
         ]
         last = max(reads, default=-math.inf)
         # in another order a prefetched tile could be evicted for the next one, without end
         for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if tile.state is not TileState.BELOW or tile.next == math.inf:
+            if tile.state is not BELOW or tile.next == math.inf:
                 continue
             room = self._capacity[tile.home]
             if tile.size > room:
@@ -148,7 +151,7 @@ class Prefetches:
         soon_checked = False
         for key in self.further:
             tile = self._tiles.get(key)
-            if tile is None or tile.state is not TileState.BELOW:
+            if tile is None or tile.state is not BELOW:
                 continue
             if tile.next == math.inf:
                 return
@@ -158,7 +161,7 @@ class Prefetches:
                     return
             if not soon_checked:
                 soon = map(self._tiles.get, self.upcoming)
-                if any(each is not None and each.state is TileState.BELOW for each in soon):
+                if any(each is not None and each.state is BELOW for each in soon):
                     return
                 soon_checked = True
             yield tile

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dasktile.schedule.eviction import Buffer
 from dasktile.schedule.instructions import Copy
-from dasktile.schedule.states import TILES, TileEvent, TileState, after
+from dasktile.schedule.states import TILES, TileEvent, TileState, forbidden
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,10 @@ class Tile:
 
     def change(self, event: TileEvent) -> None:
         """Enter the state that follows after an event, the only way to change it."""
-        self.state = after(TILES, self.state, event)
+        try:
+            self.state = TILES[self.state][event]
+        except KeyError:
+            raise forbidden(self.state, event) from None
 
     def expect(self, next_use: float | None) -> None:
         """Set the next use, which may be `DYING`."""

@@ -38,7 +38,21 @@ from itertools import chain
 from dasktile.schedule.fetches import Fetches
 from dasktile.schedule.instructions import Copy, Instruction, ResidencySettings
 from dasktile.schedule.requests import Request, Tile
-from dasktile.schedule.states import DENIED, QUEUED, TileEvent, TileState
+from dasktile.schedule.states import (
+    AFTER_REFUSAL,
+    ARRIVED,
+    BELOW,
+    DELETED,
+    DENIED,
+    FAILED,
+    HOME,
+    QUEUED,
+    REFUSED,
+    REMOVED,
+    RETRIED,
+    UNWANTED,
+    TileState,
+)
 from dasktile.schedule.tracking import ROOMY
 
 #: Calls of :meth:`Residency.age` between two attempts to write to a full tier, at the most (chosen:
@@ -138,7 +152,7 @@ class Residency(Fetches):
         ValueError
             If there is a tile of this key.
         """
-        tile = self._new_tile(key, size, home, next_use, TileState.BELOW)
+        tile = self._new_tile(key, size, home, next_use, BELOW)
         # its memory was allocated before
         self._place(tile, self._last if tier is None else tier, stored)
         return self._next_instructions()
@@ -149,7 +163,7 @@ class Residency(Fetches):
         size: int,
         home: int,
         next_use: float | None,
-        state: TileState = TileState.HOME,
+        state: TileState = HOME,
     ) -> Tile:
         if key in self._tiles:
             raise ValueError(f"there is a tile {key!r} already")
@@ -162,7 +176,7 @@ class Residency(Fetches):
     def remove(self, key: Hashable) -> list[Instruction]:
         """A tile is deleted."""
         tile = self._tiles.pop(key)
-        tile.change(TileEvent.REMOVED)
+        tile.change(DELETED)
         self._removed[key, tile.generation] = tile
         out: list[Instruction] = []
         # its memory is in use until all its copies have ended
@@ -232,14 +246,14 @@ class Residency(Fetches):
         refused memory, that is repeated: running tasks may have freed some.  After
         `ResidencySettings.retries` of these, the request does not wait for the tile any longer.
         """
-        refused = next((tile for tile in self._fetches if tile.state is TileState.REFUSED), None)
+        refused = next((tile for tile in self._fetches if tile.state is REFUSED), None)
         if refused is not None:
             # requests that are granted after it would wait for its memory, too
             refused.retries += 1
             if refused.retries > self.settings.retries:
                 self._give_up(refused)
             else:
-                refused.change(TileEvent.RETRIED)
+                refused.change(RETRIED)
             return self._next_instructions()
         waiting = (request for request in self._waiting if request.room and not request.missing)
         request = next(chain(self._queued, waiting), None)
@@ -257,15 +271,15 @@ class Residency(Fetches):
                     tile.waiting.remove(request)
                     if not tile.waiting and tile.state in QUEUED:
                         # it keeps its place in the queue until it comes up
-                        tile.change(TileEvent.UNWANTED)
-                if tile.state is not TileState.REMOVED:
+                        tile.change(UNWANTED)
+                if tile.state is not REMOVED:
                     self._mark_used(tile)
             if self._waiting:
                 self._waiting = [other for other in self._waiting if other is not request]
             # the task may have freed other memory, too
             for tile in self._fetches:
-                if tile.state is TileState.REFUSED:
-                    tile.change(TileEvent.RETRIED)
+                if tile.state is REFUSED:
+                    tile.change(RETRIED)
                 if not request.urgent and any(read is not tile for read in request.tiles):
                     tile.retries = 0
         else:
@@ -302,8 +316,8 @@ class Residency(Fetches):
                 self._pauses[tier] -= 1
                 self._full[tier] = self._pauses[tier] > 0
         for tile in self._fetches:
-            if tile.state is TileState.REFUSED and not self._another_task_runs(tile):
-                tile.change(TileEvent.RETRIED)
+            if tile.state is REFUSED and not self._another_task_runs(tile):
+                tile.change(RETRIED)
                 tile.retries += 1
         sizes = zip(self.used, self.capacity, strict=True)
         roomy = all(used <= ROOMY * capacity for used, capacity in sizes)
@@ -385,20 +399,20 @@ class Residency(Fetches):
         tile = self._end_copy(copy)
         self.events += 1
         self._place(tile, copy.target, copy.size if size is None else size)
-        if tile.state in DENIED:
-            tile.change(TileEvent.RETRIED)
+        if tile.state in AFTER_REFUSAL:
+            tile.change(RETRIED)
         tile.retries = 0
         self._refusals[copy.target] = 0
         self._grow(copy.target, copy.size if size is None else size)
         out: list[Instruction] = []
-        if tile.state is TileState.REMOVED:
+        if tile.state is REMOVED:
             self._free_removed(tile, out)
         elif copy.target > copy.source:
             self._finish_eviction(tile.on[copy.source], out)
             self._drop_stale(tile, out)
         else:
             if copy.target == tile.home:
-                tile.change(TileEvent.ARRIVED)
+                tile.change(ARRIVED)
             self._drop_stale(tile, out)
             self._continue_fetch(tile)
         return self._next_instructions(out)
@@ -419,7 +433,7 @@ class Residency(Fetches):
         """
         tile = self._end_copy(copy)
         out: list[Instruction] = []
-        if tile.state is TileState.REMOVED:
+        if tile.state is REMOVED:
             self._free_removed(tile, out)
             return self._next_instructions(out)
         up = copy.target < copy.source
@@ -443,14 +457,14 @@ class Residency(Fetches):
         elif full:
             # there is less room than was assumed; the next eviction makes some
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
-            tile.change(TileEvent.DENIED)
+            tile.change(DENIED)
             self._continue_fetch(tile)
         else:
             # the tile stays where it is; requests do not wait for it any longer
-            tile.change(TileEvent.FAILED)
+            tile.change(FAILED)
             self._mark_unranked(source)
             self._continue_fetch(tile)
-        if tile.state is TileState.HOME:
+        if tile.state is HOME:
             self._drop_stale(tile, out)
             self._mark_unranked(tile.on[tile.home])
         return self._next_instructions(out)

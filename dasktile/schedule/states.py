@@ -66,7 +66,7 @@ class TileEvent(StrEnum):
     #: It was dropped from its home tier.
     EVICTED = auto()
     #: It was deleted.
-    REMOVED = auto()
+    DELETED = auto()
 
 
 class BufferState(StrEnum):
@@ -104,115 +104,115 @@ class StateError(RuntimeError):
     """An event that may not occur in the state of a tile or buffer; a defect of dasktile."""
 
 
-_T, _TE, _B, _BE = TileState, TileEvent, BufferState, BufferEvent
+# As names of this module, since an attribute of an enumeration costs 150 ns in Python 3.11.
+HOME, BELOW, WANTED, REFUSED, FETCHING, RETRYING, FAILING, UNREADABLE, REMOVED = TileState
+(
+    REQUESTED,
+    UNWANTED,
+    STARTED,
+    ARRIVED,
+    HALTED,
+    DENIED,
+    FAILED,
+    RETRIED,
+    GIVEN_UP,
+    EVICTED,
+    DELETED,
+) = TileEvent
+HELD, EVICTING, DYING, FREED = BufferState
+CHOSEN, WRITTEN, CANCELLED, EXPIRED, SPARED, EMPTIED = BufferEvent
 
 #: The state of a tile after an event.  A tile begins in `HOME`, or in `BELOW` if it is taken over.
 TILES: Mapping[TileState, Mapping[TileEvent, TileState]] = {
-    _T.HOME: {
-        _TE.EVICTED: _T.BELOW,
-        _TE.REMOVED: _T.REMOVED,
+    HOME: {
+        EVICTED: BELOW,
+        DELETED: REMOVED,
     },
-    _T.BELOW: {
-        _TE.REQUESTED: _T.WANTED,
-        _TE.STARTED: _T.FETCHING,
-        _TE.REMOVED: _T.REMOVED,
+    BELOW: {
+        REQUESTED: WANTED,
+        STARTED: FETCHING,
+        DELETED: REMOVED,
     },
-    _T.WANTED: {
-        _TE.REQUESTED: _T.WANTED,
-        _TE.UNWANTED: _T.BELOW,
-        _TE.STARTED: _T.FETCHING,
-        _TE.REMOVED: _T.REMOVED,
+    WANTED: {
+        REQUESTED: WANTED,
+        UNWANTED: BELOW,
+        STARTED: FETCHING,
+        DELETED: REMOVED,
     },
-    _T.REFUSED: {
-        _TE.REQUESTED: _T.WANTED,
-        _TE.RETRIED: _T.WANTED,
-        _TE.UNWANTED: _T.BELOW,
-        _TE.STARTED: _T.RETRYING,
-        _TE.GIVEN_UP: _T.UNREADABLE,
-        _TE.REMOVED: _T.REMOVED,
+    REFUSED: {
+        REQUESTED: WANTED,
+        RETRIED: WANTED,
+        UNWANTED: BELOW,
+        STARTED: RETRYING,
+        GIVEN_UP: UNREADABLE,
+        DELETED: REMOVED,
     },
-    _T.FETCHING: {
-        _TE.REQUESTED: _T.FETCHING,
-        _TE.ARRIVED: _T.HOME,
-        _TE.HALTED: _T.WANTED,
-        _TE.DENIED: _T.RETRYING,
-        _TE.FAILED: _T.FAILING,
-        _TE.REMOVED: _T.REMOVED,
+    FETCHING: {
+        REQUESTED: FETCHING,
+        ARRIVED: HOME,
+        HALTED: WANTED,
+        DENIED: RETRYING,
+        FAILED: FAILING,
+        DELETED: REMOVED,
     },
-    _T.RETRYING: {
-        _TE.REQUESTED: _T.FETCHING,
-        _TE.RETRIED: _T.FETCHING,
-        _TE.HALTED: _T.REFUSED,
-        _TE.DENIED: _T.RETRYING,
-        _TE.FAILED: _T.FAILING,
-        _TE.REMOVED: _T.REMOVED,
+    RETRYING: {
+        REQUESTED: FETCHING,
+        RETRIED: FETCHING,
+        HALTED: REFUSED,
+        DENIED: RETRYING,
+        FAILED: FAILING,
+        DELETED: REMOVED,
     },
-    _T.FAILING: {
-        _TE.REQUESTED: _T.FETCHING,
-        _TE.HALTED: _T.UNREADABLE,
-        _TE.REMOVED: _T.REMOVED,
+    FAILING: {
+        REQUESTED: FETCHING,
+        HALTED: UNREADABLE,
+        DELETED: REMOVED,
     },
-    _T.UNREADABLE: {
-        _TE.REQUESTED: _T.WANTED,
-        _TE.REMOVED: _T.REMOVED,
+    UNREADABLE: {
+        REQUESTED: WANTED,
+        DELETED: REMOVED,
     },
-    _T.REMOVED: {},
+    REMOVED: {},
 }
 
 #: The state of a buffer after an event; it begins in `HELD`.
 BUFFERS: Mapping[BufferState, Mapping[BufferEvent, BufferState]] = {
-    _B.HELD: {
-        _BE.CHOSEN: _B.EVICTING,
-        _BE.EXPIRED: _B.DYING,
-        _BE.EMPTIED: _B.FREED,
+    HELD: {
+        CHOSEN: EVICTING,
+        EXPIRED: DYING,
+        EMPTIED: FREED,
     },
-    _B.EVICTING: {
-        _BE.WRITTEN: _B.HELD,
-        _BE.CANCELLED: _B.HELD,
-        _BE.EMPTIED: _B.FREED,
+    EVICTING: {
+        WRITTEN: HELD,
+        CANCELLED: HELD,
+        EMPTIED: FREED,
     },
-    _B.DYING: {
-        _BE.SPARED: _B.HELD,
-        _BE.EMPTIED: _B.FREED,
+    DYING: {
+        SPARED: HELD,
+        EMPTIED: FREED,
     },
-    _B.FREED: {},
+    FREED: {},
 }
 
 #: States of a tile in the queue of fetches.
-QUEUED = (TileState.WANTED, TileState.REFUSED)
+QUEUED = (WANTED, REFUSED)
 
 #: States of a tile with copies to faster tiers in progress.
-ON_ITS_WAY = (TileState.FETCHING, TileState.RETRYING, TileState.FAILING)
+ON_ITS_WAY = (FETCHING, RETRYING, FAILING)
 
-#: States of a tile whose memory was refused.
-DENIED = (TileState.REFUSED, TileState.RETRYING)
+#: States of a tile whose last refusal counts.
+AFTER_REFUSAL = (REFUSED, RETRYING)
 
 #: States of a buffer whose bytes are free soon.
-FREEING = (BufferState.EVICTING, BufferState.DYING)
+FREEING = (EVICTING, DYING)
 
 _State = TypeVar("_State", bound=StrEnum)
 _Event = TypeVar("_Event", bound=StrEnum)
 
 
-def after(table: Mapping[_State, Mapping[_Event, _State]], state: _State, event: _Event) -> _State:
-    """The state after an event.
-
-    Parameters
-    ----------
-    table
-        `TILES` or `BUFFERS`.
-    state, event
-        The state before it, and the event.
-
-    Raises
-    ------
-    StateError
-        If the event may not occur in the state.
-    """
-    try:
-        return table[state][event]
-    except KeyError:
-        raise StateError(f"{event.value!r} may not occur in the state {state.value!r}") from None
+def forbidden(state: StrEnum, event: StrEnum) -> StateError:
+    """The exception for an event that may not occur in a state."""
+    return StateError(f"{event.value!r} may not occur in the state {state.value!r}")
 
 
 def markdown(table: Mapping[_State, Mapping[_Event, _State]]) -> str:

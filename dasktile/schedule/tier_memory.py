@@ -2,8 +2,8 @@
 
 A :class:`TierMemory` has the state of a :class:`~dasktile.schedule.residency.Residency`, which
 decides when room is needed, and for what.  Here is which buffers are evicted for it, and how bytes
-are counted: those of copies in progress when they have their room, those of
-buffers that are written or that the scheduler will remove as soon free.
+are counted: those of copies in progress when they have their room, those of buffers that are
+written or that the scheduler will remove as soon free.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class Prefetches:
 
     def use(self, tile: Tile) -> None:
         """A tile was requested or read."""
-        self.hits += tile.prefetched and tile.state is HOME
+        # also if it is removed meanwhile
+        self.hits += tile.prefetched and tile.home in tile.on
         self.end(tile)
 
     def end(self, tile: Tile) -> None:

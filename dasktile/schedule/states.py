@@ -92,7 +92,7 @@ class BufferEvent(StrEnum):
     WRITTEN = auto()
     #: Its eviction ends early: without room below, by a failed copy, or as a task needs it.
     CANCELLED = auto()
-    #: The last of its tiles is not needed any more.
+    #: No task will read its tiles, and no client holds them.
     EXPIRED = auto()
     #: One of its tiles is needed after all, was removed, or stays for long.
     SPARED = auto()

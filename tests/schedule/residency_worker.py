@@ -40,6 +40,10 @@ class Worker:
         self.read = self.written = 0
 
     def do(self, instructions: Sequence[Instruction]) -> None:
+        # a request does not wait for these, also if another one has them fetched again
+        ended = (TileState.UNREADABLE, TileState.FAILING)
+        tiles = self.residency._tiles.items()
+        self.failed_fetches |= {key for key, tile in tiles if tile.state in ended}
         for instruction in instructions:
             match instruction:
                 case Copy(key, generation, source, target, size, after):
@@ -82,8 +86,6 @@ class Worker:
                             self.homes[key, generation] in self.on[key, generation]
                             or not self.is_there(key, generation)
                             or key in self.failed_fetches
-                            or self.residency._tiles[key].state
-                            in (TileState.UNREADABLE, TileState.FAILING)
                             or name in self.urgent
                         )
 

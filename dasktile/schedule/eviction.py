@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dasktile.schedule.ranked import RankedQueue
+from dasktile.schedule.states import BUFFERS, BufferEvent, BufferState, forbidden
 
 
 @dataclass(slots=True, eq=False)
@@ -31,11 +32,8 @@ class Buffer:
         ``inf`` if no task will read it, None if unknown.
     used
         Last use of the latest tile, by a counter.
-    evicting
-        It is being written to the tier below, and dropped then.
-    dying
-        All its tiles are dying (:data:`~dasktile.schedule.instructions.DYING`): the scheduler
-        removes them soon, so that writing them would be useless.
+    state
+        What becomes of it.
     next_when_chosen
         The value of `next` when the buffer was chosen for eviction.
     queue
@@ -49,10 +47,16 @@ class Buffer:
     stored: bool = False
     next: float | None = None
     used: int = 0
-    evicting: bool = False
-    dying: bool = False
+    state: BufferState = BufferState.HELD
     next_when_chosen: float | None = None
     queue: RankedQueue[Buffer] | None = None
+
+    def change(self, event: BufferEvent) -> None:
+        """Enter the state that follows after an event, the only way to change it."""
+        try:
+            self.state = BUFFERS[self.state][event]
+        except KeyError:
+            raise forbidden(self.state, event) from None
 
 
 class EvictionQueue:

@@ -16,6 +16,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dasktile.schedule.requests import Request, Tile
+from dasktile.schedule.states import (
+    BELOW,
+    HOME,
+    REMOVED,
+)
 
 
 class Proposal(NamedTuple):
@@ -34,11 +39,6 @@ class Proposal(NamedTuple):
     tile: Tile
     tiers: list[int]
     later: float
-
-
-def _may_be_fetched(tile: Tile) -> bool:
-    """Whether a tile could be copied to its home tier."""
-    return tile.home not in tile.on and not tile.unreadable and not tile.is_fetched
 
 
 class Prefetches:
@@ -87,7 +87,8 @@ class Prefetches:
 
     def use(self, tile: Tile) -> None:
         """A tile was requested or read."""
-        self.hits += tile.prefetched and tile.is_home
+        # also if it is removed meanwhile
+        self.hits += tile.prefetched and tile.home in tile.on
         self.end(tile)
 
     def end(self, tile: Tile) -> None:
@@ -98,7 +99,8 @@ class Prefetches:
 
     def missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
         """The tiles that are not on their home tier."""
-        return [key for key in keys if key in self._tiles and not self._tiles[key].is_home]
+        tiles = self._tiles
+        return [key for key in keys if key in tiles and tiles[key].state is not HOME]
 
     def next_tiles(self, requests: Iterable[Request]) -> Iterator[Proposal]:
         """The upcoming tiles, until one is larger than its tier.
@@ -114,19 +116,19 @@ class Prefetches:
             All requests.
         """
         upcoming = [tile for key in self.upcoming if (tile := self._tiles.get(key)) is not None]
-        if not any(map(_may_be_fetched, upcoming)):
+        if not any(tile.state is BELOW for tile in upcoming):
             return
         reads = [
             tile.next
             for request in requests
             if request.granted
             for tile in request.tiles
-            if tile.next is not None and not tile.removed
+            if tile.next is not None and tile.state is not REMOVED
         ]
         last = max(reads, default=-math.inf)
         # in another order a prefetched tile could be evicted for the next one, without end
         for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if not _may_be_fetched(tile) or tile.next == math.inf:
+            if tile.state is not BELOW or tile.next == math.inf:
                 continue
             room = self._capacity[tile.home]
             if tile.size > room:
@@ -150,7 +152,7 @@ class Prefetches:
         soon_checked = False
         for key in self.further:
             tile = self._tiles.get(key)
-            if tile is None or not _may_be_fetched(tile):
+            if tile is None or tile.state is not BELOW:
                 continue
             if tile.next == math.inf:
                 return
@@ -160,7 +162,7 @@ class Prefetches:
                     return
             if not soon_checked:
                 soon = map(self._tiles.get, self.upcoming)
-                if any(each is not None and _may_be_fetched(each) for each in soon):
+                if any(each is not None and each.state is BELOW for each in soon):
                     return
                 soon_checked = True
             yield tile

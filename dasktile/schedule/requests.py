@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dasktile.schedule.eviction import Buffer
 from dasktile.schedule.instructions import Copy
+from dasktile.schedule.states import TILES, TileEvent, TileState, forbidden
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,7 @@ class Tile:
     next: float | None
     #: Last use, by a counter.
     used: int
+    state: TileState = TileState.HOME
     #: Its memory, by tier.
     on: dict[int, Buffer] = field(default_factory=dict)
     #: Copies in progress, by target tier.
@@ -37,32 +39,29 @@ class Tile:
     unwritable: set[int] = field(default_factory=set)
     #: It was prefetched, and not requested since.
     prefetched: bool = False
-    #: A copy to a faster tier has failed; the next one is tried when it is requested.
-    unreadable: bool = False
-    #: It is dying; see :mod:`dasktile.schedule.residency`.
+    #: No task will read it and no client holds it; see `BufferState.DYING`.
     dying: bool = False
-    #: A copy to a faster tier failed for lack of room, although there was room by our count.
-    refused: bool = False
-    #: Copies that were repeated after that while no task could free room.
+    #: Copies to a faster tier that were repeated after a refusal while no task could free room.
     retries: int = 0
-    removed: bool = False
+
+    def change(self, event: TileEvent) -> None:
+        """Enter the state that follows after an event, the only way to change it."""
+        try:
+            self.state = TILES[self.state][event]
+        except KeyError:
+            raise forbidden(self.state, event) from None
 
     def expect(self, next_use: float | None) -> None:
         """Set the next use, which may be `DYING`."""
         self.dying = next_use is not None and math.isnan(next_use)
         self.next = math.inf if self.dying else next_use
 
-    @property
-    def is_home(self) -> bool:
-        """Whether it is on the tier on which tasks read it."""
-        return self.home in self.on
-
     def is_below(self, tier: int) -> bool:
         """Whether it is on a lower tier than this one."""
         return bool(self.on) and max(self.on) > tier
 
     @property
-    def is_fetched(self) -> bool:
+    def rises(self) -> bool:
         """Whether a copy to a faster tier is in progress."""
         return bool(self.copies) and any(copy.target < copy.source for copy in self.copies.values())
 

@@ -5,13 +5,11 @@ tiles, a copy is done or has failed), and instructions come out (copy a tile, dr
 request is ready).  Nothing here waits, reads a clock or touches the data of a tile, so that the
 same rules run on a worker, in a test and in a simulation.
 
-States of a tile on its home tier, the one it was made on and on which tasks read it:
-
-- *pinned*: it belongs to a granted request, and cannot be evicted until that is released;
-- *evicting*: it is being written to the tier below, and is dropped when it has a copy there;
-- *dying*: no task will read it and no client holds it, so that the scheduler removes it soon.
-  It is not written to a lower tier, and its bytes count as free soon.  Only if it is still there
-  after a while (:meth:`Residency.age`) it can be evicted as any other tile.
+The states of a tile and of its memory, and all their transitions, are the tables of
+:mod:`dasktile.schedule.states`.  A tile is *pinned* on its home tier, the one on which tasks read
+it, while it belongs to a granted request.  Memory that is *dying* is not written to a lower tier,
+and its bytes count as free soon.  Only if it is still there after a while (:meth:`Residency.age`)
+it can be evicted as any other.
 
 Rules:
 
@@ -34,19 +32,27 @@ instructions keeps their order.  Only room that nothing in progress makes is wai
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from dasktile.schedule.instructions import (
-    Copy,
-    Hasten,
-    Instruction,
-    Ready,
-    ResidencySettings,
-)
+from dasktile.schedule.fetches import Fetches
+from dasktile.schedule.instructions import Copy, Instruction, ResidencySettings
 from dasktile.schedule.requests import Request, Tile
-from dasktile.schedule.tier_memory import TierMemory
+from dasktile.schedule.states import (
+    AFTER_REFUSAL,
+    ARRIVED,
+    BELOW,
+    DELETED,
+    DENIED,
+    FAILED,
+    HOME,
+    QUEUED,
+    REFUSED,
+    REMOVED,
+    RETRIED,
+    UNWANTED,
+    TileState,
+)
 from dasktile.schedule.tracking import ROOMY
 
 #: Calls of :meth:`Residency.age` between two attempts to write to a full tier, at the most (chosen:
@@ -54,7 +60,7 @@ from dasktile.schedule.tracking import ROOMY
 _MOST_PAUSE = 64
 
 
-class Residency(TierMemory):
+class Residency(Fetches):
     """The tiles of one worker on all its tiers.
 
     Every method for an event returns instructions, to be executed in their order.
@@ -78,14 +84,6 @@ class Residency(TierMemory):
         #: the next.
         self._refusals = [0] * len(self.capacity)
         self._pauses = [0] * len(self.capacity)
-        self._requests: dict[Hashable, Request] = {}
-        #: Requests that are not granted yet, in order.
-        self._queued: deque[Request] = deque()
-        #: Granted requests that are not ready yet.
-        self._waiting: list[Request] = []
-        #: Bytes of the results of all granted requests when the last one was granted.
-        self._room = 0
-        self._count = 0
 
     # Events
 
@@ -154,16 +152,23 @@ class Residency(TierMemory):
         ValueError
             If there is a tile of this key.
         """
-        tile = self._new_tile(key, size, home, next_use)
+        tile = self._new_tile(key, size, home, next_use, BELOW)
         # its memory was allocated before
         self._place(tile, self._last if tier is None else tier, stored)
         return self._next_instructions()
 
-    def _new_tile(self, key: Hashable, size: int, home: int, next_use: float | None) -> Tile:
+    def _new_tile(
+        self,
+        key: Hashable,
+        size: int,
+        home: int,
+        next_use: float | None,
+        state: TileState = HOME,
+    ) -> Tile:
         if key in self._tiles:
             raise ValueError(f"there is a tile {key!r} already")
         self._count += 1
-        tile = Tile(key, self._count, size, home, None, self._count)
+        tile = Tile(key, self._count, size, home, None, self._count, state)
         tile.expect(next_use)
         self._tiles[key] = tile
         return tile
@@ -171,13 +176,14 @@ class Residency(TierMemory):
     def remove(self, key: Hashable) -> list[Instruction]:
         """A tile is deleted."""
         tile = self._tiles.pop(key)
-        tile.removed = True
+        tile.change(DELETED)
         self._removed[key, tile.generation] = tile
         out: list[Instruction] = []
         # its memory is in use until all its copies have ended
         self._free_removed(tile, out)
         self._rank_tile(tile)
         self._continue_fetch(tile)
+        self._fetches.pop(tile, None)
         return self._next_instructions(out)
 
     def request(
@@ -240,15 +246,14 @@ class Residency(TierMemory):
         refused memory, that is repeated: running tasks may have freed some.  After
         `ResidencySettings.retries` of these, the request does not wait for the tile any longer.
         """
-        refused = next((tile for tile in self._fetches if tile.refused), None)
+        refused = next((tile for tile in self._fetches if tile.state is REFUSED), None)
         if refused is not None:
             # requests that are granted after it would wait for its memory, too
-            refused.refused = False
             refused.retries += 1
             if refused.retries > self.settings.retries:
-                self._fetches.remove(refused)
-                refused.unreadable = True
-                self._continue_fetch(refused)
+                self._give_up(refused)
+            else:
+                refused.change(RETRIED)
             return self._next_instructions()
         waiting = (request for request in self._waiting if request.room and not request.missing)
         request = next(chain(self._queued, waiting), None)
@@ -264,13 +269,17 @@ class Residency(TierMemory):
                 tile.pins -= 1
                 if request in tile.waiting:
                     tile.waiting.remove(request)
-                if not tile.removed:
+                    if not tile.waiting and tile.state in QUEUED:
+                        # it keeps its place in the queue until it comes up
+                        tile.change(UNWANTED)
+                if tile.state is not REMOVED:
                     self._mark_used(tile)
             if self._waiting:
                 self._waiting = [other for other in self._waiting if other is not request]
             # the task may have freed other memory, too
             for tile in self._fetches:
-                tile.refused = False
+                if tile.state is REFUSED:
+                    tile.change(RETRIED)
                 if not request.urgent and any(read is not tile for read in request.tiles):
                     tile.retries = 0
         else:
@@ -307,8 +316,8 @@ class Residency(TierMemory):
                 self._pauses[tier] -= 1
                 self._full[tier] = self._pauses[tier] > 0
         for tile in self._fetches:
-            if tile.refused and not self._another_task_runs(tile):
-                tile.refused = False
+            if tile.state is REFUSED and not self._another_task_runs(tile):
+                tile.change(RETRIED)
                 tile.retries += 1
         sizes = zip(self.used, self.capacity, strict=True)
         roomy = all(used <= ROOMY * capacity for used, capacity in sizes)
@@ -390,16 +399,20 @@ class Residency(TierMemory):
         tile = self._end_copy(copy)
         self.events += 1
         self._place(tile, copy.target, copy.size if size is None else size)
-        tile.refused, tile.retries = False, 0
+        if tile.state in AFTER_REFUSAL:
+            tile.change(RETRIED)
+        tile.retries = 0
         self._refusals[copy.target] = 0
         self._grow(copy.target, copy.size if size is None else size)
         out: list[Instruction] = []
-        if tile.removed:
+        if tile.state is REMOVED:
             self._free_removed(tile, out)
         elif copy.target > copy.source:
             self._finish_eviction(tile.on[copy.source], out)
             self._drop_stale(tile, out)
         else:
+            if copy.target == tile.home:
+                tile.change(ARRIVED)
             self._drop_stale(tile, out)
             self._continue_fetch(tile)
         return self._next_instructions(out)
@@ -420,7 +433,7 @@ class Residency(TierMemory):
         """
         tile = self._end_copy(copy)
         out: list[Instruction] = []
-        if tile.removed:
+        if tile.state is REMOVED:
             self._free_removed(tile, out)
             return self._next_instructions(out)
         up = copy.target < copy.source
@@ -431,8 +444,7 @@ class Residency(TierMemory):
             return self._next_instructions(out)
         source = tile.on[copy.source]
         if not up:
-            if source.evicting:
-                self._cancel_eviction(source)
+            self._cancel_eviction(source)
             if not ran:
                 pass
             elif full:
@@ -445,216 +457,14 @@ class Residency(TierMemory):
         elif full:
             # there is less room than was assumed; the next eviction makes some
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
-            tile.refused = True
+            tile.change(DENIED)
             self._continue_fetch(tile)
         else:
             # the tile stays where it is; requests do not wait for it any longer
-            tile.unreadable = True
+            tile.change(FAILED)
             self._mark_unranked(source)
             self._continue_fetch(tile)
-        if tile.is_home:
+        if tile.state is HOME:
             self._drop_stale(tile, out)
             self._mark_unranked(tile.on[tile.home])
         return self._next_instructions(out)
-
-    # Decisions
-
-    def _next_instructions(self, out: list[Instruction] | None = None) -> list[Instruction]:
-        """Instructions that follow from the current state, after those in `out`."""
-        out = [] if out is None else out
-        for tier in range(self._last - 1, -1, -1):
-            if self.used[tier] + self._awaited[tier] > self.capacity[tier]:
-                self._make_room(tier, 0, out)
-        if self._queued:
-            self._grant_requests(out)
-        if self._fetches:
-            self._fetch_requested(out)
-        if not self._queued and not self._fetches:
-            if self.prefetches.upcoming:
-                self._prefetch(out)
-            if self.prefetches.further:
-                self._prefetch_further(out)
-        if self._waiting:
-            self._report_ready(out)
-        return out
-
-    def _grant_requests(self, out: list[Instruction]) -> None:
-        """Grant the queued requests that fit, in their order."""
-        queued, self._queued = self._queued, deque()
-        for request in queued:
-            missing = [tile for tile in request.tiles if not tile.is_home and not tile.removed]
-            if missing and (self._queued or not self._fits(request)):
-                self._queued.append(request)
-                continue
-            self._grant(request, out)
-
-    def _grant(self, request: Request, out: list[Instruction]) -> None:
-        """Pin the tiles of a request, and fetch those that are not on their home tier."""
-        request.granted = True
-        self._room = sum(other.room for other in self._requests.values() if other.granted)
-        for tile in request.tiles:
-            tile.pins += 1
-            tile.unreadable = tile.refused = False
-            if not tile.waiting:
-                tile.retries = 0
-            home = tile.on.get(tile.home)
-            if home is None and not tile.removed:
-                request.missing += 1
-                tile.waiting.append(request)
-                self._fetches.append(tile)
-                out += [Hasten(copy) for copy in tile.copies.values() if copy.ahead]
-            self._mark_used(tile)
-            if not self.settings.keep_clean and home is not None:
-                # the task may change the tile: a copy in progress or on a lower tier gets stale
-                if home.evicting:
-                    self._cancel_eviction(home)
-                for other in list(home.tiles):
-                    self._drop_stale(other, out)
-        self._waiting.append(request)
-
-    def _fits(self, request: Request) -> bool:
-        """Whether there is room for a request beside all granted ones."""
-        granted = [other for other in self._requests.values() if other.granted]
-        if not granted:
-            return True
-        tiles = {id(tile): tile for other in (*granted, request) for tile in other.tiles}
-        held = [0] * len(self.capacity)
-        held[0] = sum(other.room for other in (*granted, request))
-        seen: set[int] = set()
-        for tile in tiles.values():
-            buffer = tile.on.get(tile.home)
-            if buffer is None:
-                held[tile.home] += tile.size
-            elif id(buffer) not in seen:
-                seen.add(id(buffer))
-                held[tile.home] += buffer.size
-        return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
-
-    def _mark_used(self, tile: Tile) -> None:
-        if tile.prefetched:
-            self.prefetches.use(tile)
-        self._count += 1
-        tile.used = self._count
-        self._rank_tile(tile)
-
-    def _fetch_requested(self, out: list[Instruction]) -> None:
-        """Fetch the tiles that requests wait for, as far as there is or will be room."""
-        while self._fetches:
-            self._update_ranks()
-            tile = self._next_fetch()
-            if tile.waiting and not tile.removed and not tile.is_home and not tile.is_fetched:
-                source = min(tile.on)
-                after = self._room_for_fetch(tile, source - 1, out)
-                if after is None and self._will_free(source - 1):
-                    return
-                if after is None and tile.refused:
-                    # no eviction could make enough room: urgent requests get ready without it
-                    self._end_waits(tile, only_urgent=True)
-                    if tile.waiting and self._may_be_freed(tile):
-                        return
-                    tile.refused, tile.unreadable = False, True
-                    self._continue_fetch(tile)
-                else:
-                    # without room it is fetched nevertheless, or no task could run
-                    self._copy(tile, source, source - 1, out, after or ())
-                    self._fetch_further(tile, out)
-            self._fetches.remove(tile)
-
-    def _fetch_further(self, tile: Tile, out: list[Instruction]) -> None:
-        """Fetch a tile that is being copied to a faster tier up to its home tier."""
-        for target in range(min(tile.copies) - 1, tile.home - 1, -1):
-            after = self._room_for_fetch(tile, target, out)
-            if after is None:
-                # it is decided when the tile is on the tier below
-                return
-            self._copy(tile, target + 1, target, out, after)
-
-    def _room_for_fetch(
-        self, tile: Tile, tier: int, out: list[Instruction]
-    ) -> tuple[Copy, ...] | None:
-        """As :meth:`_make_room`; tiles of urgent requests do not wait for dying ones."""
-        after = self._make_room(tier, tile.size, out)
-        if after is None and self._dying and any(request.urgent for request in tile.waiting):
-            for buffer in list(self._dying):
-                self._make_evictable(buffer)
-            self._update_ranks()
-            after = self._make_room(tier, tile.size, out)
-        return after
-
-    def _next_fetch(self) -> Tile:
-        """The tile to fetch next: tiles of urgent requests come before all others."""
-        if any(request.urgent for request in self._requests.values()):
-            for tile in self._fetches:
-                if any(request.urgent for request in tile.waiting):
-                    return tile
-        return self._fetches[0]
-
-    def _may_be_freed(self, tile: Tile) -> bool:
-        """Whether room for a tile may be freed, by a task that runs or by one that has ended."""
-        return tile.retries < self.settings.retries or self._another_task_runs(tile)
-
-    def _another_task_runs(self, tile: Tile) -> bool:
-        """Whether a task runs that may free room when it is done."""
-        running = (
-            request
-            for request in self._requests.values()
-            if request.granted and not request.missing
-        )
-        return any(tile not in request.tiles for request in running)
-
-    def _prefetch(self, out: list[Instruction]) -> None:
-        """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon."""
-        if self._active_fetches >= self.settings.prefetch:
-            return
-        for tile, tiers, later in self.prefetches.next_tiles(self._requests.values()):
-            if self._active_fetches >= self.settings.prefetch:
-                return
-            if not all(self._has_room(tier, tile.size, later) for tier in tiers):
-                return
-            rooms = [self._make_room(tier, tile.size, out, later=later) for tier in tiers]
-            if any(after is None for after in rooms):
-                return
-            self._copy_ahead(tile, out, rooms[-1] or ())
-
-    def _prefetch_further(self, out: list[Instruction]) -> None:
-        """Prefetch the tiles of later tasks into room that is free and that no task needs."""
-        if self._active_fetches >= self.settings.prefetch:
-            return
-        for tile in self.prefetches.later_tiles(self._room):
-            if self._active_fetches >= self.settings.prefetch:
-                return
-            self._copy_ahead(tile, out)
-
-    def _copy_ahead(self, tile: Tile, out: list[Instruction], after: tuple[Copy, ...] = ()) -> None:
-        """Copy a tile to the next faster tier before it is requested."""
-        source = min(tile.on)
-        self.prefetches.start(tile)
-        self._copy(tile, source, source - 1, out, after, ahead=True)
-
-    def _report_ready(self, out: list[Instruction]) -> None:
-        """Report ready requests; while a tier is crowded, only those of tasks without a result."""
-        crowded = self.crowded
-        left = []
-        for request in self._waiting:
-            if request.missing or (crowded and request.room):
-                left.append(request)
-            else:
-                out.append(Ready(request.name))
-        self._waiting = left
-
-    def _continue_fetch(self, tile: Tile) -> None:
-        """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
-        if tile.is_home or tile.removed or tile.unreadable:
-            self._end_waits(tile)
-        elif tile.waiting:
-            self._fetches.appendleft(tile)
-        if not tile.is_home:
-            self._mark_used(tile)
-
-    @staticmethod
-    def _end_waits(tile: Tile, only_urgent: bool = False) -> None:
-        """Let requests wait no longer for a tile."""
-        ended = [each for each in tile.waiting if each.urgent or not only_urgent]
-        tile.waiting = [each for each in tile.waiting if each not in ended]
-        for request in ended:
-            request.missing -= 1

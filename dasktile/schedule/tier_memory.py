@@ -1,28 +1,39 @@
 """The memory of the tiers of a worker: what is on each, and how room is made there.
 
 A :class:`TierMemory` has the state of a :class:`~dasktile.schedule.residency.Residency`, which
-decides when room is needed, and for what.  Here is which buffers are evicted for it, when a buffer
-may be, and how bytes are counted: those of copies in progress when they have their room, those of
-buffers that are written or that the scheduler will remove as soon free.
+decides when room is needed, and for what.  Here is which buffers are evicted for it, and how bytes
+are counted: those of copies in progress when they have their room, those of buffers that are
+written or that the scheduler will remove as soon free.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
-from dasktile.schedule.eviction import Buffer, EvictionQueue
+from dasktile.schedule.evictable import EvictableMemory
+from dasktile.schedule.eviction import Buffer
 from dasktile.schedule.instructions import Copy, Drop, Instruction, ResidencySettings
 from dasktile.schedule.prefetch import Prefetches
 from dasktile.schedule.requests import Tile
+from dasktile.schedule.states import (
+    CANCELLED,
+    CHOSEN,
+    EMPTIED,
+    EVICTED,
+    EVICTING,
+    HOME,
+    WRITTEN,
+    BufferEvent,
+)
 
 #: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
 _MOST_SKIPPED = 1000
 
 
-class TierMemory:
+class TierMemory(EvictableMemory):
     """The tiles on all tiers.
 
     Parameters
@@ -32,8 +43,6 @@ class TierMemory:
 
     Attributes
     ----------
-    capacity
-        Bytes that every tier may hold now.
     used
         Bytes on every tier, including those of copies to it that are in progress, except those
         that wait for evictions from it.
@@ -46,25 +55,16 @@ class TierMemory:
     """
 
     def __init__(self, settings: ResidencySettings) -> None:
-        self.settings = settings
-        self.capacity = [math.inf if size is None else size for size in settings.capacity]
+        super().__init__(settings)
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
         self.copies = 0
-        #: Number of the last tier.
-        self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
         #: By tier, bytes of the copies to it that wait for evictions from it.
         self._awaited = [0] * len(self.capacity)
         #: By such a copy, the evictions that it waits for, and the other way round.
         self._waits: dict[Copy, set[Copy]] = {}
         self._makes_room: dict[Copy, list[Copy]] = {}
-        #: By tier, the buffers that are being evicted, in the order in which that began.
-        self._evicting: list[dict[Buffer, None]] = [{} for _ in self.capacity]
-        #: By tier, bytes of the buffers that are being evicted or dying.
-        self._freeing = [0] * len(self.capacity)
-        #: Dying buffers; True if they were at the last call of `Residency.age` already.
-        self._dying: dict[Buffer, bool] = {}
         #: By tier, whether a copy to it has failed for lack of room.
         self._full = [False] * len(self.capacity)
         self._tiles: dict[Hashable, Tile] = {}
@@ -75,16 +75,11 @@ class TierMemory:
         self.prefetches = Prefetches(
             self._tiles, self.capacity, self.used, settings.prefetch_fraction
         )
-        #: Tiles that granted requests wait for, in the order in which they are fetched.
-        self._fetches: deque[Tile] = deque()
+        #: Tiles that granted requests wait for and that are not copied yet, each once, in the order
+        #: in which they are fetched.  A tile keeps its place until it comes up if the requests end.
+        self._fetches: OrderedDict[Tile, None] = OrderedDict()
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
-        self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
-        #: Buffers whose ranks are out of date.  They are updated before a decision reads them: when
-        #: a tier has too little room, which most tiers never have.
-        self._unranked: dict[Buffer, None] = {}
-        #: Number of the latest task that requested tiles.
-        self._now = -math.inf
 
     # Current state
 
@@ -107,11 +102,6 @@ class TierMemory:
         Updates ranks, as all decisions do.
         """
         return self.used[tier] + self._awaited[tier] - self.freeing(tier)
-
-    def freeing(self, tier: int) -> int:
-        """Bytes on a tier that are being evicted or dying."""
-        self._update_ranks()
-        return self._freeing[tier]
 
     def evictable(self, tier: int) -> int:
         """Bytes on a tier that can be freed while the present tasks run."""
@@ -236,18 +226,17 @@ class TierMemory:
             return True
         tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
         # the copies that its tiles have below must not be evicted for the others
-        buffer.evicting, buffer.next_when_chosen = True, buffer.next
-        self._freeing[tier] += buffer.size
+        buffer.next_when_chosen = buffer.next
+        self._change(buffer, CHOSEN)
         self._rank_below(buffer)
         after = self._make_room(below, sum(tile.size for tile in tiles), out)
         if after is None and (below == self._last or self._will_free(below)):
             if not self._will_free(below):
                 self.refusing.add(below)
-            self._cancel_eviction(buffer)
+            self._end_eviction(buffer)
             return False
         self.refusing.discard(below)
         self._queues[tier].discard(buffer)
-        self._evicting[tier][buffer] = None
         for tile in tiles:
             self._copy(tile, tier, below, out, after or ())
         return True
@@ -258,8 +247,9 @@ class TierMemory:
 
     def _finish_eviction(self, buffer: Buffer, out: list[Instruction]) -> None:
         """Drop a buffer that :meth:`_evict` has written, unless it is needed earlier now."""
-        if buffer.evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
-            self._cancel_eviction(buffer)
+        evicting = buffer.state is EVICTING
+        if evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
+            self._end_eviction(buffer, WRITTEN)
             over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._fetches)
             chosen = buffer.next_when_chosen
             self._update_rank(buffer)
@@ -271,11 +261,14 @@ class TierMemory:
             return
         self._mark_unranked(buffer)
 
-    def _cancel_eviction(self, buffer: Buffer) -> None:
-        buffer.evicting = False
-        self._evicting[buffer.tier].pop(buffer, None)
-        self._freeing[buffer.tier] -= buffer.size
+    def _end_eviction(self, buffer: Buffer, event: BufferEvent = CANCELLED) -> None:
+        self._change(buffer, event)
         self._rank_below(buffer)
+
+    def _cancel_eviction(self, buffer: Buffer) -> None:
+        """Keep a buffer, if it is being evicted."""
+        if buffer.state is EVICTING:
+            self._end_eviction(buffer)
 
     # Copies
 
@@ -337,7 +330,7 @@ class TierMemory:
             self.used[tier] += size
             if shared is not None:
                 self._shared[shared] = buffer
-        elif buffer.evicting:
+        else:
             self._cancel_eviction(buffer)
         buffer.tiles.append(tile)
         tile.on[tier] = buffer
@@ -352,7 +345,7 @@ class TierMemory:
         """Drop copies on lower tiers if tasks may change the tile on its fastest tier."""
         if not self.settings.keep_clean and not tile.copies:
             top = min(tile.on)
-            if not tile.on[top].evicting:
+            if tile.on[top].state is not EVICTING:
                 for tier in [tier for tier in tile.on if tier > top]:
                     self._drop_tile(tile, tier, out)
 
@@ -367,12 +360,10 @@ class TierMemory:
         out.append(Drop(tile.key, tile.generation, tier))
         if tier == tile.home:
             self.prefetches.end(tile)
+            if tile.state is HOME:
+                tile.change(EVICTED)
         if not buffer.tiles:
-            if buffer.evicting:
-                self._cancel_eviction(buffer)
-            elif buffer.dying:
-                self._freeing[tier] -= buffer.size
-                del self._dying[buffer]
+            self._change(buffer, EMPTIED)
             self._queues[tier].discard(buffer)
             self._unranked.pop(buffer, None)
             self.used[tier] -= buffer.size
@@ -382,9 +373,9 @@ class TierMemory:
         else:
             self._finish_eviction(buffer, out)
         for other in tile.on.values():
-            if other.evicting and not tile.copies and not tile.is_below(other.tier):
+            if other.state is EVICTING and not tile.copies and not tile.is_below(other.tier):
                 # its copy below was dropped before the others were written
-                self._cancel_eviction(other)
+                self._end_eviction(other)
             self._mark_unranked(other)
 
     def _free_removed(self, tile: Tile, out: list[Instruction]) -> None:
@@ -393,109 +384,3 @@ class TierMemory:
             del self._removed[tile.key, tile.generation]
             for tier in sorted(tile.on):
                 self._drop_tile(tile, tier, out)
-
-    # Ranks for eviction
-
-    def _mark_unranked(self, buffer: Buffer) -> None:
-        """Have the rank of a buffer updated before it is used."""
-        self._unranked[buffer] = None
-        if buffer.dying and not self._is_dying(buffer):
-            self._dying[buffer] = False
-
-    def _update_ranks(self) -> None:
-        """Update all ranks that are out of date; after an error the others still are."""
-        while self._unranked:
-            self._update_rank(self._unranked.popitem()[0])
-
-    def _update_rank(self, buffer: Buffer) -> None:
-        """Update the rank of a buffer for eviction, and whether it may be evicted."""
-        self._unranked.pop(buffer, None)
-        self._mark_dying(buffer)
-        tier, tiles = buffer.tier, buffer.tiles
-        if len(tiles) == 1:
-            # most buffers; this is called for every tile that a task makes or reads
-            tile = tiles[0]
-            if tile.pins and tier == tile.home and not buffer.evicting:
-                # it is ranked again when it is not pinned any more
-                self._queues[tier].discard(buffer)
-                return
-            buffer.next, buffer.used = tile.next, tile.used
-            if tier == self._last:
-                may = stored = min(tile.on) < tier
-            else:
-                stored = tile.is_below(tier)
-                may = stored or tier not in tile.unwritable
-            stays = self._must_stay(tile, tier)
-        else:
-            uses = [tile.next for tile in tiles]
-            known = [use for use in uses if use is not None]
-            buffer.next = min(known) if len(known) == len(uses) else None
-            buffer.used = max(tile.used for tile in tiles)
-            if tier == self._last:
-                may = stored = all(min(tile.on) < tier for tile in tiles)
-            else:
-                stored = all(tile.is_below(tier) for tile in tiles)
-                may = stored or not any(tier in tile.unwritable for tile in tiles)
-            stays = any(self._must_stay(tile, tier) for tile in tiles)
-        if buffer.size > self.capacity[tier]:
-            # it does not fit, even if all others were evicted
-            buffer.next = math.inf
-        buffer.stored = stored
-        if may and not stays and not buffer.evicting and not buffer.dying:
-            self._queues[tier].put(buffer)
-        else:
-            self._queues[tier].discard(buffer)
-
-    def _must_stay(self, tile: Tile, tier: int) -> bool:
-        """Whether a tile must not be evicted from a tier."""
-        if tile.removed:
-            return True
-        if tile.copies and any(copy.source == tier for copy in tile.copies.values()):
-            return True
-        if tier == tile.home:
-            # copies below may be stale, and are dropped when none is in progress
-            return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.copies))
-        if any(buffer.evicting for above, buffer in tile.on.items() if above < tier):
-            return True
-        return bool(tile.waiting) and tier == min(tile.on)
-
-    def _is_dying(self, buffer: Buffer) -> bool:
-        return not buffer.evicting and all(
-            tile.dying and not tile.pins and not tile.removed and not tile.is_below(buffer.tier)
-            for tile in buffer.tiles
-        )
-
-    def _mark_dying(self, buffer: Buffer) -> None:
-        """Update whether a buffer is dying."""
-        if not buffer.dying and not buffer.tiles[0].dying:
-            # nearly all: a buffer is dying only if all its tiles are
-            return
-        dying = self._is_dying(buffer)
-        if dying and not buffer.dying:
-            self._freeing[buffer.tier] += buffer.size
-            self._dying[buffer] = False
-        elif buffer.dying and not dying:
-            self._freeing[buffer.tier] -= buffer.size
-            del self._dying[buffer]
-        buffer.dying = dying
-
-    def _make_evictable(self, buffer: Buffer) -> None:
-        """Treat a dying buffer as any other."""
-        for tile in buffer.tiles:
-            tile.dying = False
-        self._mark_unranked(buffer)
-
-    def _rank_below(self, buffer: Buffer) -> None:
-        """Update the ranks of the copies that the tiles of a buffer have on lower tiers."""
-        for tile in buffer.tiles:
-            for other in tile.on.values():
-                if other.tier > buffer.tier:
-                    self._mark_unranked(other)
-
-    def _rank_tile(self, tile: Tile) -> None:
-        """Update the ranks of all buffers of a tile."""
-        unranked = self._unranked
-        for buffer in tile.on.values():
-            unranked[buffer] = None
-            if buffer.dying:
-                self._mark_unranked(buffer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,159 +10,12 @@ import pytest
 
 from dasktile.schedule.instructions import (
     DYING,
-    Copy,
-    Drop,
-    Hasten,
-    Instruction,
-    Ready,
     ResidencySettings,
 )
 from dasktile.schedule.residency import Residency
+from tests.schedule.residency_worker import Worker, check, settle_all
 
 INF = float("inf")
-
-
-class Worker:
-    """A simulated store: executes instructions and checks that each is valid."""
-
-    def __init__(self, *capacity: int | None, **options: Any) -> None:
-        self.residency = Residency(ResidencySettings(capacity, **options))
-        self.on: dict[tuple[Hashable, int], set[int]] = {}
-        self.sizes: dict[tuple[Hashable, int], int] = {}
-        self.flights: list[Copy] = []
-        #: By copy: those in progress that it needs.  Copies that need one that has failed.
-        self.needs: dict[Copy, set[Copy]] = {}
-        self.broken: set[Copy] = set()
-        self.hastened: list[Hashable] = []
-        self.ready: set[Hashable] = set()
-        self.requested: dict[Hashable, list[tuple[Hashable, int]]] = {}
-        self.failed_fetches: set[Hashable] = set()
-        self.urgent: set[Hashable] = set()
-        self.read = self.written = 0
-
-    def do(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Copy(key, generation, source, target, size, after):
-                    before = [
-                        copy
-                        for copy in self.flights
-                        if (copy.key, copy.generation, copy.target) == (key, generation, source)
-                    ]
-                    assert source in self.on[key, generation] or before
-                    assert target not in self.on[key, generation]
-                    assert abs(source - target) == 1
-                    assert size == self.sizes[key, generation]
-                    assert all(copy.source == target == copy.target - 1 for copy in after)
-                    assert set(after) <= set(self.flights)
-                    self.needs[instruction] = {*after, *before}
-                    self.flights.append(instruction)
-                case Hasten(copy):
-                    assert copy.ahead and copy in self.flights
-                    self.hastened.append(copy.key)
-                case Drop(key, generation, tier):
-                    on = self.on[key, generation]
-                    on.remove(tier)
-                    for copy in self.flights:
-                        assert (copy.key, copy.generation, copy.source) != (key, generation, tier)
-                    pinned = {
-                        tile
-                        for name in self.ready
-                        if name in self.requested
-                        for tile in self.requested[name]
-                    }
-                    if self.is_there(key, generation):
-                        assert on
-                        assert tier > 0 or (key, generation) not in pinned
-                case Ready(name):
-                    assert name not in self.ready
-                    self.ready.add(name)
-                    for key, generation in self.requested[name]:
-                        assert (
-                            0 in self.on[key, generation]
-                            or not self.is_there(key, generation)
-                            or key in self.failed_fetches
-                            or self.residency._tiles[key].unreadable
-                            or name in self.urgent
-                        )
-
-    def generation(self, key: Hashable) -> int:
-        return self.residency._tiles[key].generation
-
-    def is_there(self, key: Hashable, generation: int) -> bool:
-        return key in self.residency and self.generation(key) == generation
-
-    def add(self, key: Hashable, size: int = 1, next_use: float | None = None, **more: Any) -> None:
-        # instructions for the new tile are checked before `add` returns
-        self.on[key, self.residency._count + 1] = {more.get("tier", 0)}
-        self.sizes[key, self.residency._count + 1] = size
-        self.do(self.residency.add(key, size, next_use, **more))
-
-    def request(
-        self,
-        name: Hashable,
-        *keys: Hashable,
-        now: float | None = None,
-        room: int = 0,
-        urgent: bool = False,
-    ) -> None:
-        self.requested[name] = [(key, self.generation(key)) for key in keys]
-        self.urgent |= {name} if urgent else set()
-        self.do(self.residency.request(name, keys, now, room, urgent))
-
-    def release(self, name: Hashable) -> None:
-        self.ready.discard(name)
-        del self.requested[name]
-        self.do(self.residency.release(name))
-
-    def able(self) -> list[int]:
-        """The copies that may run, by their place."""
-        return [place for place, copy in enumerate(self.flights) if not self.needs[copy]]
-
-    def finish(self, which: int = 0, failed: bool = False, full: bool = False) -> None:
-        copy = self.flights.pop(which)
-        assert not self.needs.pop(copy)
-        for other, needs in self.needs.items():
-            if failed and copy in needs:
-                self.broken.add(other)
-            needs.discard(copy)
-        self._finish(copy, failed, full)
-        while broken := [copy for copy in self.broken if not self.needs[copy]]:
-            for copy in broken:
-                # as an engine: what needs a copy that has failed fails as well
-                self.broken |= {other for other, needs in self.needs.items() if copy in needs}
-                self.broken.discard(copy)
-                for needs in self.needs.values():
-                    needs.discard(copy)
-                del self.needs[copy]
-                self.flights.remove(copy)
-                self.do(self.residency.failed(copy, ran=False))
-
-    def _finish(self, copy: Copy, failed: bool, full: bool) -> None:
-        assert copy.source in self.on[copy.key, copy.generation]
-        if failed:
-            self.failed_fetches |= {copy.key} if copy.target < copy.source and not full else set()
-            self.do(self.residency.failed(copy, full))
-            return
-        self.on[copy.key, copy.generation].add(copy.target)
-        if copy.target > copy.source:
-            self.written += copy.size
-        else:
-            self.read += copy.size
-        self.do(self.residency.copied(copy))
-
-    def settle(self) -> None:
-        for _ in range(5000):
-            if not self.flights:
-                return
-            self.finish()
-        raise AssertionError("tiles are copied without end")
-
-    def top(self, key: Hashable) -> int:
-        return self.residency.tiers(key)[0]
-
-    def fast(self) -> str:
-        return "".join(sorted(str(key) for key in self.residency if self.top(key) == 0))
 
 
 def test_the_furthest_next_use_is_evicted_first() -> None:
@@ -536,6 +388,35 @@ def test_a_request_hastens_the_copy_that_was_made_ahead() -> None:
     assert worker.hastened == ["a"]
     worker.settle()
     assert worker.ready == {"task"}
+
+
+def test_a_prefetch_whose_own_copy_is_evicted_for_its_room_starts_again() -> None:
+    worker = Worker(2, 2, None, prefetch=1, prefetch_fraction=1.0)
+    worker.adopt("p", 1, 2, 2)
+    worker.do(worker.residency.set_upcoming("p"))
+    [up] = worker.flights
+    assert (up.key, up.source, up.target) == ("p", 2, 1)
+    for key in "ab":
+        worker.add(key, next_use=9)
+    worker.adopt("q", 1, 1, 1)
+    # the room on the first tier is made by writing "a" to the second, where "p" is dropped for it
+    worker.finish()
+    assert [(copy.key, copy.source, copy.target) for copy in worker.flights] == [("a", 0, 1)]
+    assert worker.residency.tiers("p") == (2,)
+    check(worker)
+
+
+def test_a_tile_that_is_requested_again_takes_no_second_place_among_the_fetches() -> None:
+    worker = Worker(4, None)
+    for number, (key, size) in enumerate((("t", 1), ("b", 4), ("c", 1), ("d", 3))):
+        worker.add(key, size, 20 - number)
+    worker.settle()
+    assert worker.fast() == "cd"
+    for name, keys in (("one", "tb"), ("two", "t")):
+        worker.request(name, *keys, urgent=True)
+    check(worker)
+    worker.settle()
+    check(worker)
 
 
 def test_views_of_the_same_memory_are_evicted_together() -> None:
@@ -1105,45 +986,3 @@ def test_random_events_keep_the_invariants(seed: int) -> None:
     worker.settle()
     assert worker.residency.used == [0] * len(capacity)
     assert not any(worker.on.values())
-
-
-def settle_all(worker: Worker) -> None:
-    """Finish all copies that follow from the current state."""
-    for _ in range(20):
-        worker.do(worker.residency.age())
-        worker.settle()
-
-
-def check(worker: Worker) -> None:
-    """Check that the counters agree with the buffers and copies."""
-    residency = worker.residency
-    used, awaited = ([0] * len(residency.used) for _ in range(2))
-    seen = set()
-    for tile in [*residency._tiles.values(), *residency._removed.values()]:
-        assert set(tile.on) == worker.on[tile.key, tile.generation]
-        for buffer in tile.on.values():
-            assert tile in buffer.tiles
-            if id(buffer) not in seen:
-                seen.add(id(buffer))
-                used[buffer.tier] += buffer.size
-        for copy in tile.copies.values():
-            (awaited if copy in residency._waits else used)[copy.target] += copy.size
-    assert used == residency.used
-    assert awaited == residency._awaited
-    assert set(residency._waits) <= set(worker.flights)
-    buffers = {
-        id(buffer): buffer for tile in residency._tiles.values() for buffer in tile.on.values()
-    }
-    buffers |= {
-        id(buffer): buffer for tile in residency._removed.values() for buffer in tile.on.values()
-    }
-    for tier, size in enumerate(residency._freeing):
-        on_tier = [buffer for buffer in buffers.values() if buffer.tier == tier]
-        freeing = [buffer for buffer in on_tier if buffer.evicting or buffer.dying]
-        assert size == sum(buffer.size for buffer in freeing)
-    assert {id(buffer) for buffer in residency._dying} == {
-        number for number, buffer in buffers.items() if buffer.dying
-    }
-    prefetched = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
-    prefetched += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
-    assert residency.prefetches.size == prefetched

@@ -36,6 +36,7 @@ from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.schedule.instructions import DYING, ResidencySettings
 from dasktile.testing import emulated
 from dasktile.testing.emulated import EmulatedArray, EmulatedDevice, use
+from tests.schedule.residency_worker import check_states
 
 #: Seconds after which somebody waits for ever.
 LIMIT = 60
@@ -638,6 +639,8 @@ class User:
 
     def inspect(self) -> None:
         store = self.store
+        with store._lock:
+            check_states(store._residency)
         assert set(store) <= set(KEYS)
         assert min(store.spilled_total) >= 0
         assert min(store.report()["held"].values()) >= 0

@@ -15,7 +15,7 @@ from distributed import Client, get_client, get_worker
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dasktile.api import optimize
+from dasktile.api import optimize, optimize_to_gather
 from dasktile.collections.containers import unpack
 from dasktile.runtime.results import gather, gather_asynchronously
 
@@ -87,9 +87,12 @@ def compute(
         if not found:
             is_awaited = client is not None and client.asynchronous
             return _completed(collections) if is_awaited else collections
-        optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
-    if len(found) == 1:
-        optimized = (optimized,)
+        options = {"method": method, "workers": workers, "memory_limit": memory_limit}
+        if client is None:
+            optimized = optimize(*found, **options)
+            optimized = (optimized,) if len(found) == 1 else optimized
+        else:
+            optimized = optimize_to_gather(*found, **options)
     if client is not None and client.asynchronous:
         return _awaited(client, optimized, progress, repack)
     if client is not None:

@@ -454,7 +454,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"distributed"},
     ),
-    "runtime.results": (set(), {"dask", "distributed", "numpy"}),
+    "runtime.results": (
+        {"lower.bundle_tasks", "lower.gathered"},
+        {"dask", "distributed", "numpy"},
+    ),
     "runtime.settings": (set(), set()),
     "runtime.scheduler.left": ({"runtime.settings", "runtime.worker.plugin"}, set()),
     "runtime.scheduler.priorities": ({"_compat.distributed", "schedule.ranks"}, set()),

@@ -77,7 +77,8 @@ class Request:
         gathered: bool = False,
     ) -> Request:
         fixed = frozenset(holders.fixed)
-        # other collections read the blocks of arrays with fixed names, and Dask those of expressions
+        # tasks of other collections read the blocks of arrays with fixed names, and those of Dask
+        # the blocks of expressions
         read = fixed.union(holders.expressions.names.values())
         return cls(
             HighLevelGraph.merge(*holders.graphs),

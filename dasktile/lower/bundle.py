@@ -249,9 +249,7 @@ def _run_limits(limits: BundleLimits, share: float) -> RunLimits:
     )
 
 
-def _most_tasks(
-    graph: HighLevelGraph, outputs: Collection[str], taken: Mapping[Key, Part]
-) -> int:
+def _most_tasks(graph: HighLevelGraph, outputs: Collection[str], taken: Mapping[Key, Part]) -> int:
     """Tasks that Dask runs for a graph of plain tasks at most, after it has fused chains."""
     tasks = {
         key: task
@@ -568,13 +566,8 @@ class _Written:
             if number in tasks.frozen or name not in computed:
                 original.setdefault(name, {})[tasks.keys[number]] = tasks.tasks[number]
                 continue
-            own = self._output_key(number) if number in tasks.kept else None
-            if own in self.taken:
-                part = self.taken[own]
-                task = Anchored(own, pick, TaskRef(part.key), part.path)
-                outputs.setdefault(name, {})[own] = task
-            elif number in self.shared:
-                outputs.setdefault(name, {})[own] = Alias(own, self.key_of[number])
+            if block := self._block_made_elsewhere(number):
+                outputs.setdefault(name, {}).update(block)
             if number in self.run_of:
                 continue
             key, task = self._single(number)
@@ -602,6 +595,16 @@ class _Written:
             frozen = original.get(name, {}) if name not in self.names else {}
             layers[self.names.get(name, name)] = in_place_of(before, {**frozen, **group})
         return self._connected(layers)
+
+    def _block_made_elsewhere(self, number: int) -> dict[Key, Any]:
+        """By key, a block of an output that has another key, too, or is in a tuple."""
+        if number not in self.tasks.kept:
+            return {}
+        key = self._output_key(number)
+        if key in self.taken:
+            part = self.taken[key]
+            return {key: Anchored(key, pick, TaskRef(part.key), part.path)}
+        return {key: Alias(key, self.key_of[number])} if number in self.shared else {}
 
     def _same_layer(self, name: str, kept: Mapping[Key, Any]) -> tuple[str, Layer]:
         """The name and the layer of tasks that stay as they are, without those not needed."""

@@ -82,7 +82,7 @@ def _task(graph: HighLevelGraph, key: Key) -> Any:
 
 def _value(bundles: Iterable[Mapping[Key, Any]], key: Key) -> Any:
     """The keys that a bundle returns, or a pick from one, in nested lists; None if unknown."""
-    task = next((layer[key] for layer in bundles if key in layer), None)
+    task: Any = next((layer[key] for layer in bundles if key in layer), None)
     if not is_pick(task):
         return returned_by(task)
     source, path = task.args

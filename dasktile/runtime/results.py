@@ -147,7 +147,7 @@ def _submitted(
     # the optimised expression of a dataframe may have other partitions than the collection says
     in_blocks = [collection for collection in collections if not _is_expression(collection)]
     parts = parts_of(_graph_and_keys(collection) for collection in in_blocks)
-    asked = [_asked(collection, parts) for collection in in_blocks]
+    asked = [in_tuples(collection, parts) for collection in in_blocks]
     persisted = iter(client.persist(asked) if asked else ())
     results: list[_Result | None] = []
     whole: list[Any] = []
@@ -174,7 +174,7 @@ def _submitted(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _InTuples:
     """A collection of which other keys are wanted than those of its blocks.
 
     When it is persisted, it becomes a dict of the futures, by key.
@@ -208,12 +208,20 @@ class _Asked:
         return dict, ()
 
 
-def _asked(collection: Any, parts: Mapping[Key, Part]) -> Any:
-    """A collection of the values in which the blocks of another one are; that one if it is the same."""
+def in_tuples(collection: Any, parts: Mapping[Key, Part]) -> Any:
+    """A collection of the values in which the blocks of another one are.
+
+    Parameters
+    ----------
+    collection
+        The other one; it is returned if all its blocks are values of their own.
+    parts
+        By key of a block, where it is.
+    """
     keys = list(flatten([collection.__dask_keys__()]))
     if parts.keys().isdisjoint(keys):
         return collection
-    return _Asked(collection, list(dict.fromkeys(_part(key, parts).key for key in keys)))
+    return _InTuples(collection, list(dict.fromkeys(_part(key, parts).key for key in keys)))
 
 
 def _part(key: Key, parts: Mapping[Key, Part]) -> Part:

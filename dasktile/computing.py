@@ -32,10 +32,11 @@ def compute(
     """Optimise collections and compute them, as ``dask.compute(*optimize(...))`` does.
 
     Results of :func:`optimize` for as many workers are computed as they are, without another plan,
-    unless `method` or `memory_limit` is given.
+    unless `method` or `memory_limit` is given, or many blocks would be tasks of their own.
 
     On a cluster of distributed the results are joined in this process: Dask first joins all blocks
     of a result on one worker, which needs memory for all of it, and sends it to the client then.
+    Blocks that one task makes arrive together, and need no tasks of their own.
     In a task, and for collections that are expressions, such as dataframes, Dask does that here,
     too.
 

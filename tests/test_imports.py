@@ -278,6 +278,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "cluster.located",
             "config",
             "decisions",
+            "ir",
             "lower",
             "planning",
             "predicted",

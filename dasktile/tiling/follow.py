@@ -188,7 +188,7 @@ def candidates(
         Arrays at the most.
     """
     node = program.nodes[index]
-    by_block = _reads_by_block(program, node)
+    by_block = not retile and _reads_by_block(program, node)
     if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
         return
     offered = 0

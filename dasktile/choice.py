@@ -341,7 +341,12 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     resident = sum(node.nbytes for node in captured.program.nodes if node.homes)
     before, after = planned.before.bytes, planned.after.bytes
     is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
-    if not there or (is_little and not _follows_by_block(planned)) or not is_predictable(request):
+    # sizes of such blocks are what their functions make of them: the model must save bytes
+    by_block = there and is_little and not request.gathered and _follows_by_block(planned)
+    if by_block and after > CLEARLY_LESS * before:
+        kept = unchanged(plan, THERE_UNKNOWN.format(format_bytes(after)))
+        return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+    if not there or is_little or not is_predictable(request):
         return plan
     wanted = wanted_of(request, plan)
     run = predicted_input(request, wanted, there=there)
@@ -352,8 +357,6 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
         run = Prediction(math.inf, sys.maxsize, 0, tasks=tasks, guessed=math.inf)
     # guesses of sizes are upper bounds
     is_known = run.is_sound or run.moved < CLEARLY_LESS * after
-    if is_little and run.is_sound:
-        return plan
     if (run.moved >= after) if is_known else (after <= CLEARLY_LESS * before):
         return plan
     if request.gathered and is_known:

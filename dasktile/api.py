@@ -118,14 +118,48 @@ def optimize(
         )
     target = _arguments(method, workers, memory_limit, keep_chunks)
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
-    holders, rebuilds = _opened(collections)
-    results = None
-    if holders.arrays and not missing(CAPTURE):
-        request = Request.of(holders, keep_chunks, target, method)
-        results = _guarded(_rebuilt, request, rebuilds)
-    if results is None:
-        results = collections
+    results = _optimized(collections, method, target, keep_chunks)
     return results[0] if len(results) == 1 else results
+
+
+def optimize_to_gather(
+    *collections: Any,
+    method: str = "auto",
+    workers: Any = None,
+    memory_limit: float | str | None = None,
+) -> tuple[Any, ...]:
+    """As :func:`optimize`, for a client that takes blocks out of the tuples of bundles.
+
+    The blocks of results have tasks of their own as usual, but their number is not what decides how
+    tasks are bundled: :func:`dasktile.lower.gathered.parts_of` finds the tuples to ask for instead.
+
+    Parameters
+    ----------
+    *collections, method, workers, memory_limit
+        As for :func:`optimize`.
+
+    Returns
+    -------
+    A tuple of the collections, one for one.
+    """
+    target = _arguments(method, workers, memory_limit, False)
+    return _optimized(collections, method, target, False, gathered=True)
+
+
+def _optimized(
+    collections: tuple[Any, ...],
+    method: str,
+    target: Machine,
+    keep_chunks: bool,
+    gathered: bool = False,
+) -> tuple[Any, ...]:
+    """The collections after tiling, or the same if they should not change."""
+    holders, rebuilds = _opened(collections)
+    results: tuple[Any, ...] | None = None
+    if holders.arrays and not missing(CAPTURE):
+        request = Request.of(holders, keep_chunks, target, method, gathered)
+        results = _guarded(_rebuilt, request, rebuilds)
+    return collections if results is None else results
 
 
 def _rebuilt(request: Request, rebuilds: Sequence[Rebuild]) -> tuple[Any, ...] | None:

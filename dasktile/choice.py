@@ -20,6 +20,7 @@ from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
 from dasktile.cheapest import NO_GAIN, cheapest
 from dasktile.cluster.located import blocks_there
+from dasktile.ir import Follow, Kind
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.names import is_of_bundles
 from dasktile.lower.written import wanted_keys
@@ -98,6 +99,9 @@ THERE_UNKNOWN = (
     "Dask's own graph reads the persisted blocks where they are, and it is unknown what it moves;"
     " a plan would move {}"
 )
+
+#: Why arrays keep their chunks where these move less.
+OWN_THERE = "with the input's own chunks, tasks run where the persisted blocks are"
 
 #: Bytes that a plan moves of persisted arrays, as a share of these, and in all, up to which it is
 #: surely not worse than Dask's own graph (chosen).
@@ -336,7 +340,13 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     there = blocks_there(captured)
     resident = sum(node.nbytes for node in captured.program.nodes if node.homes)
     before, after = planned.before.bytes, planned.after.bytes
-    if not there or after <= max(LITTLE_MOVED, FEW_MOVED * resident) or not is_predictable(request):
+    is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
+    # sizes of such blocks are what their functions make of them: the model must save bytes
+    by_block = there and is_little and not request.gathered and _follows_by_block(planned)
+    if by_block and after > CLEARLY_LESS * before:
+        kept = unchanged(plan, THERE_UNKNOWN.format(format_bytes(after)))
+        return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+    if not there or is_little or not is_predictable(request):
         return plan
     wanted = wanted_of(request, plan)
     run = predicted_input(request, wanted, there=there)
@@ -349,15 +359,41 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     is_known = run.is_sound or run.moved < CLEARLY_LESS * after
     if (run.moved >= after) if is_known else (after <= CLEARLY_LESS * before):
         return plan
-    plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
-    if _is_no_slower(request, plan, run):
-        return plan
+    if request.gathered and is_known:
+        own = _own_where_blocks_are(request, captured, max(run.moved, LITTLE_MOVED))
+        if own is not None:
+            return own
+    # that the client takes blocks out of tuples saves tasks, which are not worth these bytes
+    usual = replace(request, gathered=frozenset())
+    lowered = None if request.gathered else plan.lowered
+    if _is_no_slower(usual, replace(plan, lowered=lowered or lower_plan(usual, plan.planned)), run):
+        return replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
     verdict = THERE_UNKNOWN.format(format_bytes(after))
     if is_known:
         plan = replace(plan, before=run)
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
     kept = unchanged(plan, verdict)
     return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+
+
+def _follows_by_block(plan: TilingPlan) -> bool:
+    """Whether blocks of unknown functions run where persisted blocks are that they read."""
+    assert plan.tiled is not None
+    return any(
+        node.kind is Kind.OPAQUE and node.edges and isinstance(tiling.held_at, Follow)
+        for node, tiling in zip(plan.tiled.program.nodes, plan.tiled.tilings, strict=True)
+    )
+
+
+def _own_where_blocks_are(request: Request, captured: Captured, most: int) -> Candidate | None:
+    """A plan with the input's own chunks, whose tasks run where persisted blocks are.
+
+    None if it moves more than these bytes.  Only other tiles need workers with about equal shares.
+    """
+    plan = candidate(request, captured, request.machine.settings(), keep=OWN_THERE)
+    if plan is None or plan.planned.plan.tiled is None or plan.planned.plan.after.bytes > most:
+        return None
+    return plan
 
 
 def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:

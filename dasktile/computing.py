@@ -15,7 +15,7 @@ from distributed import Client, get_client, get_worker
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dasktile.api import optimize
+from dasktile.api import optimize, optimize_to_gather
 from dasktile.collections.containers import unpack
 from dasktile.runtime.results import gather, gather_asynchronously
 
@@ -32,10 +32,11 @@ def compute(
     """Optimise collections and compute them, as ``dask.compute(*optimize(...))`` does.
 
     Results of :func:`optimize` for as many workers are computed as they are, without another plan,
-    unless `method` or `memory_limit` is given.
+    unless `method` or `memory_limit` is given, or many blocks would be tasks of their own.
 
     On a cluster of distributed the results are joined in this process: Dask first joins all blocks
     of a result on one worker, which needs memory for all of it, and sends it to the client then.
+    Blocks that one task makes arrive together, and need no tasks of their own.
     In a task, and for collections that are expressions, such as dataframes, Dask does that here,
     too.
 
@@ -87,9 +88,12 @@ def compute(
         if not found:
             is_awaited = client is not None and client.asynchronous
             return _completed(collections) if is_awaited else collections
-        optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
-    if len(found) == 1:
-        optimized = (optimized,)
+        options = {"method": method, "workers": workers, "memory_limit": memory_limit}
+        if client is None:
+            optimized = optimize(*found, **options)
+            optimized = (optimized,) if len(found) == 1 else optimized
+        else:
+            optimized = optimize_to_gather(*found, **options)
     if client is not None and client.asynchronous:
         return _awaited(client, optimized, progress, repack)
     if client is not None:

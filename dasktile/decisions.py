@@ -171,6 +171,7 @@ def _arrays(request: Request, names: Names) -> Any:
             array.chunks,
             array.name in request.kept,
             array.name in request.fixed,
+            array.name in request.gathered,
         )
         for array in request.arrays
     ]

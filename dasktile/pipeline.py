@@ -12,15 +12,21 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
+from dasktile.capture.references import head_of
 from dasktile.choice import chosen_plan, is_quick, needs_no_plan
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.hooked import note_written
 from dasktile.collections.unpack import Rewritten
 from dasktile.lower.culled import culled
-from dasktile.planning import lower_plan
+from dasktile.lower.gathered import parts_of
+from dasktile.planning import lower_plan, most_bundled
 from dasktile.request import Request
 from dasktile.returned import remember, returned_plan
+
+#: Blocks with tasks of their own for which the arrays of a plan are planned again where the client
+#: takes blocks out of tuples (chosen: fewer tasks take hardly more time than a plan).
+MOST_ALONE = 64
 
 
 def rewrite(request: Request) -> Rewritten | None:
@@ -33,7 +39,8 @@ def rewrite(request: Request) -> Rewritten | None:
     """
     if is_quick(request):
         return _needed_part(request)
-    if needs_no_plan(request) or returned_plan(request) is not None:
+    is_planned = needs_no_plan(request) or returned_plan(request) is not None
+    if is_planned and not _has_many_alone(request):
         return None
     chosen = chosen_plan(request)
     if chosen is None or chosen.planned.plan.tiled is None:
@@ -45,6 +52,17 @@ def rewrite(request: Request) -> Rewritten | None:
         dict(zip(request.names, lowered.names, strict=True)),
         dict(zip(request.names, lowered.chunks, strict=True)),
     )
+
+
+def _has_many_alone(request: Request) -> bool:
+    """Whether a client that takes blocks out of tuples would ask for many that are in none.
+
+    They have tasks of their own where the plan was made for somebody who holds their keys.
+    """
+    if not request.gathered or not most_bundled(request.machine):
+        return False
+    keys = [key for key in flatten([request.keys]) if head_of(key) in request.gathered]
+    return len(keys) - len(parts_of([(request.graph, keys)])) > MOST_ALONE
 
 
 def _needed_part(request: Request) -> Rewritten | None:

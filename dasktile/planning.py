@@ -301,6 +301,7 @@ def lower_plan(request: Request, planned: PlannedRequest, form: BundleForm = USU
         bundle_tasks=most_bundled(machine),
         bundle_bytes=min(usual, machine.memory_limit or usual),
         bundle_form=form,
+        gathered=[array.name in request.gathered for array in request.arrays],
     )
 
 

@@ -46,6 +46,8 @@ class Request:
         Names of layers that are not part of the arrays' own graph but may read them.
     groups, variables
         As :class:`~dasktile.collections.unpack.Holders` has them.
+    gathered
+        Names of the arrays whose blocks the client takes out of tuples: nobody holds their keys.
     """
 
     graph: HighLevelGraph
@@ -58,6 +60,7 @@ class Request:
     above: tuple[str, ...] = ()
     groups: Groups = ()
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gathered: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:
@@ -65,8 +68,18 @@ class Request:
         return [array.name for array in self.arrays]
 
     @classmethod
-    def of(cls, holders: Holders, keep_chunks: bool, machine: Machine, method: str) -> Request:
+    def of(
+        cls,
+        holders: Holders,
+        keep_chunks: bool,
+        machine: Machine,
+        method: str,
+        gathered: bool = False,
+    ) -> Request:
         fixed = frozenset(holders.fixed)
+        # tasks of other collections read the blocks of arrays with fixed names, and those of Dask
+        # the blocks of expressions
+        read = fixed.union(holders.expressions.names.values())
         return cls(
             HighLevelGraph.merge(*holders.graphs),
             tuple(holders.arrays.values()),
@@ -78,6 +91,7 @@ class Request:
             tuple(holders.above),
             tuple(holders.groups),
             holders.variables,
+            frozenset(holders.arrays) - read if gathered else frozenset(),
         )
 
     def final_chunks(self, plan: TilingPlan) -> list[Chunks | None]:

@@ -4,7 +4,9 @@ Dask's cost of a task is the same for small and large tasks: the time of the sch
 worker's event loop, about 3 ms together.  A *bundle* runs several tasks of one home and returns a
 tuple of the results that are read elsewhere (:mod:`dasktile.lower.runs` chooses the tasks).  Tasks
 of the same home read the bundle.  Tasks of other homes, and the blocks of outputs, are *picks*:
-tasks that return a part of the tuple, so that no other part is sent.
+tasks that return a part of the tuple, so that no other part is sent.  Where the client joins the
+blocks of outputs itself, it gets tuples of them: one pick for all, or the bundle.  Their own tasks
+are in the graph nevertheless, but nothing asks for them (:mod:`dasktile.lower.gathered`).
 
 Dask fuses neither bundles nor picks with their readers: a pick that is fused with its reader
 would run on the reader's worker, which would receive the whole tuple.
@@ -28,6 +30,7 @@ from dasktile.capture.references import head_of
 from dasktile.ir import by_position
 from dasktile.lower.anchored import Anchored, anchor_tasks
 from dasktile.lower.bundle_tasks import Path, keys_in, pick, run_bundle
+from dasktile.lower.gathered import Part
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
@@ -82,6 +85,8 @@ class Bundled:
     unplanned
         Bytes that workers receive beside those that the plan predicts: those that the tasks of one
         operation receive from each other, as of ``da.linalg.solve``.
+    taken
+        By the key of a block of an output that the client takes out of a tuple, where it is.
     """
 
     graph: HighLevelGraph
@@ -90,6 +95,7 @@ class Bundled:
     source: _Unbundled | None = None
     runs: Sequence[Run] = ()
     unplanned: int = 0
+    taken: Mapping[Key, Part] = field(default_factory=dict)
 
     def resized(self, share: float, pays: Callable[[int], bool] = lambda tasks: True) -> Bundled:
         """The graph with bundles of a share of the bytes; the same object if these are the same.
@@ -206,7 +212,7 @@ class _Unbundled:
             written = _Written(self, runs)
             new = written.graph()
             outputs = {written.names.get(name, name) for name in self.tasks.wanted}
-            if _most_tasks(new, outputs) < sum(self.table.counts):
+            if _most_tasks(new, outputs, written.taken) < sum(self.table.counts):
                 return self.result(written, new)
         if not (self.tasks.needs_names or self.form.in_steps):
             return Bundled(self.graph, source=self)
@@ -217,7 +223,13 @@ class _Unbundled:
     def result(self, written: _Written, graph: HighLevelGraph) -> Bundled:
         """A graph that was written."""
         return Bundled(
-            graph, written.names, written.memory(), self, written.runs, written.unplanned
+            graph,
+            written.names,
+            written.memory(),
+            self,
+            written.runs,
+            written.unplanned,
+            written.taken,
         )
 
 
@@ -237,9 +249,15 @@ def _run_limits(limits: BundleLimits, share: float) -> RunLimits:
     )
 
 
-def _most_tasks(graph: HighLevelGraph, outputs: Collection[str]) -> int:
+def _most_tasks(graph: HighLevelGraph, outputs: Collection[str], taken: Mapping[Key, Part]) -> int:
     """Tasks that Dask runs for a graph of plain tasks at most, after it has fused chains."""
-    tasks = {key: task for layer in graph.layers.values() for key, task in layer.items()}
+    tasks = {
+        key: task
+        for layer in graph.layers.values()
+        for key, task in layer.items()
+        if key not in taken
+    }
+    tuples = {part.key for part in taken.values()}
     reader: dict[Key, Key] = {}
     shared: set[Key] = set()
     for key, task in tasks.items():
@@ -257,16 +275,8 @@ def _most_tasks(graph: HighLevelGraph, outputs: Collection[str]) -> int:
     }
     # a chain has a key of its own, and an alias of it
     chains = {reader[key] for key in fused} - fused
-    needed = sum(key in reader or head_of(key) in outputs for key in tasks)
+    needed = sum(key in reader or key in tuples or head_of(key) in outputs for key in tasks)
     return needed - len(fused) + len(chains)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Where a result is read: a key of the new graph, and the place in its value."""
-
-    key: Key
-    path: Path = ()
 
 
 class _Written:
@@ -283,6 +293,8 @@ class _Written:
     ----------
     names
         New names of outputs, by their names before.
+    taken
+        By the new key of a block of an output that the client takes out of a tuple, where it is.
     """
 
     def __init__(self, source: _Unbundled, runs: Sequence[Run]) -> None:
@@ -332,7 +344,8 @@ class _Written:
         self.value: list[Any] = []
         self.local: list[dict[int, Path]] = []
         #: For results that other tasks read by picks: where they are.
-        self.remote: dict[int, _Part] = {}
+        self.remote: dict[int, Part] = {}
+        self.taken: dict[Key, Part] = {}
         #: For every run, the keys of its picks, and the place of each in its value.
         self.picks: list[list[tuple[Key, Path]]] = []
         #: By run, the block of an output that is an alias of it, as no name gives its home.
@@ -443,7 +456,7 @@ class _Written:
             self.value.append(tasks.keys[only])
             self.local.append({only: ()})
             self.picks.append([])
-            self.remote[only] = _Part(key)
+            self.remote[only] = Part(key)
             return
         key = (self.name, home, rank)
         self.key.append(key)
@@ -459,18 +472,27 @@ class _Written:
         self.value.append(_keys(value, tasks.keys))
         self.picks.append([])
         if run.whole:
-            self.remote.update((part, _Part(key, path)) for part, path in paths.items())
+            self.remote.update((part, Part(key, path)) for part, path in paths.items())
+            self._take(paths)
             return
         for at, results in enumerate(run.picks):
             first, path = results[0], paths[results[0]]
-            own = self.key_of[first] if first in tasks.kept else (self.name, home, rank, at)
+            own = (self.name, home, rank, at)
             if len(results) == 1:
-                self.remote[first] = _Part(own)
+                own = self.key_of[first] if first in tasks.kept else own
+                self.remote[first] = Part(own)
             else:
                 inside_of = dict(_paths(_nested(list(results))))
                 path = path[: len(path) - len(inside_of[first])]
-                self.remote.update((part, _Part(own, inside_of[part])) for part in results)
+                self.remote.update((part, Part(own, inside_of[part])) for part in results)
+                self._take(results)
             self.picks[-1].append((own, path))
+
+    def _take(self, results: Iterable[int]) -> None:
+        """The client takes those of some results that are blocks of outputs out of their tuple."""
+        for number in results:
+            if number in self.tasks.gathered:
+                self.taken[self._output_key(number)] = self.remote[number]
 
     # Sizes
 
@@ -499,6 +521,9 @@ class _Written:
             for (own, _), results in zip(self.picks[at], run.picks, strict=False):
                 size = sum(tasks.sizes[number] for number in results)
                 memory[own] = TaskMemory(size, 0, place, is_part=True)
+            for number in run.returned:
+                if number in tasks.kept and (own := self._output_key(number)) in self.taken:
+                    memory[own] = TaskMemory(tasks.sizes[number], 0, place, is_part=True)
         return GraphMemory(memory, guessed_share(tasks))
 
     def _views(self, run: Run) -> set[int]:
@@ -541,9 +566,8 @@ class _Written:
             if number in tasks.frozen or name not in computed:
                 original.setdefault(name, {})[tasks.keys[number]] = tasks.tasks[number]
                 continue
-            if number in self.shared:
-                key = self._output_key(number)
-                outputs.setdefault(name, {})[key] = Alias(key, self.key_of[number])
+            if block := self._block_made_elsewhere(number):
+                outputs.setdefault(name, {}).update(block)
             if number in self.run_of:
                 continue
             key, task = self._single(number)
@@ -572,6 +596,16 @@ class _Written:
             layers[self.names.get(name, name)] = in_place_of(before, {**frozen, **group})
         return self._connected(layers)
 
+    def _block_made_elsewhere(self, number: int) -> dict[Key, Any]:
+        """By key, a block of an output that has another key, too, or is in a tuple."""
+        if number not in self.tasks.kept:
+            return {}
+        key = self._output_key(number)
+        if key in self.taken:
+            part = self.taken[key]
+            return {key: Anchored(key, pick, TaskRef(part.key), part.path)}
+        return {key: Alias(key, self.key_of[number])} if number in self.shared else {}
+
     def _same_layer(self, name: str, kept: Mapping[Key, Any]) -> tuple[str, Layer]:
         """The name and the layer of tasks that stay as they are, without those not needed."""
         layer = self.tasks.graph.layers[name]
@@ -593,15 +627,15 @@ class _Written:
             dependencies[name] = reads - {name}
         return HighLevelGraph(dict(layers), dependencies)
 
-    def _source(self, read: int, reader: int) -> _Part:
+    def _source(self, read: int, reader: int) -> Part:
         """Where a task reads a result."""
         tasks = self.tasks
         at = self.run_of.get(read)
         if at is None:
-            return _Part(self.key_of[read])
+            return Part(self.key_of[read])
         sure = reader in self.run_of or not tasks.is_loose(reader)
         if tasks.homes[reader] == tasks.homes[read] and sure:
-            return _Part(self.key[at], self.local[at][read])
+            return Part(self.key[at], self.local[at][read])
         return self.remote[read]
 
     def _inputs(self, readers: Sequence[int]) -> tuple[list[Key], list[list[tuple[Key, Path]]]]:
@@ -636,11 +670,11 @@ class _Written:
         task, key = tasks.tasks[number], self.key_of[number]
         parts = [self._source(read, number) for read in tasks.reads[number]]
         same = all(
-            part == _Part(tasks.keys[read])
+            part == Part(tasks.keys[read])
             for part, read in zip(parts, tasks.reads[number], strict=True)
         )
         if type(task) is Alias:
-            [part] = parts or [_Part(task.target)]
+            [part] = parts or [Part(task.target)]
             if part.path:
                 return key, Anchored(key, pick, TaskRef(part.key), part.path)
             return key, Alias(key, part.key)

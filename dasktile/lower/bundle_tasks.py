@@ -59,6 +59,11 @@ def tasks_in(task: Any) -> tuple[Any, ...]:
     return tuple(task.args[0]) if getattr(task, "func", None) is run_bundle else ()
 
 
+def returned_by(task: Any) -> Any:
+    """The key that a bundle returns the result of, or nested lists of keys; None for others."""
+    return task.args[1] if getattr(task, "func", None) is run_bundle else None
+
+
 def keys_in(task: Any) -> tuple[Key, ...]:
     """Keys of the tasks that a bundle or a fused task runs, inputs first; empty for others."""
     parts = tasks_in(task) or tuple(fused_tasks(task).values())

@@ -7,7 +7,8 @@ later run of the same home and phase, so that runs never read each other in a cy
 
 A result of a run is returned if it is read elsewhere.  Tasks of the same home read it from the
 bundle itself.  For tasks of other homes there are *picks*: each contains the results that have
-the same readers, so that no worker receives a result that it does not need, or one twice.
+the same readers, so that no worker receives a result that it does not need, or one twice.  Where
+the client takes the blocks of an output out of tuples, it is a reader as those of other homes are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from dasktile.lower.run_order import SAME_SIZE, Arrange, inputs_first, peak, run
 from dasktile.schedule.edges import readers_of
 
 Home = Hashable
+
+#: The client as a reader of results: it is no task of the graph.
+CLIENT = "client"
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class TaskTable:
     counts
         Tasks that Dask would run for a task: 0 if Dask fuses it with its only reader, else 1.
     kept
-        Tasks whose results must have keys of their own.
+        Tasks whose results are wanted.
     sources
         Tasks that read no task of another kind: their phase is 0.
     loose
@@ -49,6 +53,9 @@ class TaskTable:
     working
         Bytes that every task holds while it runs, besides its inputs and its result; empty if
         none does.
+    gathered
+        The wanted results that the client takes out of tuples; the others must have keys of their
+        own.
     arrange
         The function that orders the tasks, as `run_order` does.
     """
@@ -62,6 +69,7 @@ class TaskTable:
     loose: Collection[int] = ()
     cuts: Collection[int] = ()
     working: Sequence[int] = ()
+    gathered: Collection[int] = ()
     arrange: Arrange = run_order
 
     @cached_property
@@ -134,8 +142,8 @@ class Run:
     local
         Tasks whose results are read by other tasks of the same home.
     picks
-        Tasks whose results are read by tasks of other homes, or have keys of their own: in one
-        tuple, those with the same readers.
+        Tasks whose results are read by tasks of other homes or by the client, or have keys of
+        their own: in one tuple, those with the same readers.
     """
 
     tasks: tuple[int, ...]
@@ -236,6 +244,7 @@ class _Forming:
             self.weights[number] = 0
         self.readers = table.readers
         self.kept = set(table.kept)
+        self.gathered = set(table.gathered)
         #: For every task, the home and the phase; None for a task that no run may contain.
         self.group: list[tuple[Home, int] | None] = [
             None if home is None else (home, phase)
@@ -356,12 +365,14 @@ class _Forming:
                 live += size
             if unread_here[number]:
                 crossing += size
-            elsewhere = {
+            elsewhere: set[Hashable] = {
                 other
                 for reader, other in zip(readers, groups, strict=True)
                 if homes[reader] != home
             }
-            if number in self.kept:
+            if number in self.gathered:
+                picks.add(frozenset({*elsewhere, CLIENT}))
+            elif number in self.kept:
                 picks.add(number)
             elif elsewhere:
                 picks.add(frozenset(elsewhere))
@@ -421,7 +432,7 @@ class _Forming:
                 picks: dict[Hashable, list[int]] = {}
                 for number in run:
                     here = False
-                    elsewhere: set[int] = set()
+                    elsewhere: set[Hashable] = {CLIENT} if number in self.gathered else set()
                     for reader in self.readers[number]:
                         if unit[reader] == unit[number]:
                             continue
@@ -434,7 +445,7 @@ class _Forming:
                             elsewhere.add(unit[reader])
                     if here:
                         local.append(number)
-                    if number in self.kept:
+                    if number in self.kept and number not in self.gathered:
                         picks["kept", number] = [number]
                     elif elsewhere:
                         picks.setdefault(frozenset(elsewhere), []).append(number)

@@ -104,6 +104,8 @@ class BundleLimits:
         By the name of a layer that holds an array, its chunks and the bytes of an element.
     working
         By key of a task, bytes that it holds while it runs, besides its inputs and its result.
+    gathered
+        Names of the layers of outputs whose blocks the client takes out of tuples.
     settings
         Numbers of the policy.
     """
@@ -118,6 +120,7 @@ class BundleLimits:
     placements: Mapping[str, Placement] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
+    gathered: Collection[str] = ()
     settings: LowerSettings = DEFAULTS
 
 
@@ -219,6 +222,11 @@ class GraphTasks:
         return {number for number in range(len(self.keys)) if self.is_output(number)}
 
     @cached_property
+    def gathered(self) -> set[int]:
+        """Wanted blocks that the client takes out of tuples."""
+        return {number for number in self.kept if self.layer[number] in self.limits.gathered}
+
+    @cached_property
     def table(self) -> TaskTable:
         """The tasks, for `form_runs`."""
         numbers = range(len(self.keys))
@@ -232,6 +240,7 @@ class GraphTasks:
             loose=self.loose,
             working=self.working,
             cuts=self.cuts,
+            gathered=self.gathered,
         )
 
     def is_output(self, number: int) -> bool:

@@ -7,7 +7,7 @@ nothing changed are carried over unchanged.  Then tasks are fused and bundled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -99,10 +99,11 @@ class Lowered:
         by_place
             Whether tasks run where they are placed.
         """
-        ends = {
-            self._name(name): [(self._name(name), *key[1:]) for key in keys]
-            for name, keys in self.written.keys.items()
-        }
+        taken = self.bundled.taken
+        ends: dict[str, list[Any]] = {}
+        for name, keys in self.written.keys.items():
+            new = [(self._name(name), *key[1:]) for key in keys]
+            ends[self._name(name)] = [taken[key].key if key in taken else key for key in new]
         limits, memory = self.written.limits, self.bundled.memory
         return placed_tasks(self.graph, ends, limits, memory, by_place)
 
@@ -149,6 +150,7 @@ def lower(
     bundle_tasks: int = 0,
     bundle_bytes: int = 0,
     bundle_form: BundleForm = USUAL,
+    gathered: Sequence[bool] = (),
     settings: LowerSettings = DEFAULTS,
 ) -> Lowered:
     """Write a program with the tiles of a plan.
@@ -179,6 +181,8 @@ def lower(
         Bytes of the inputs and results that one bundle may have in memory at the same time.
     bundle_form
         How tasks are bundled and ordered.
+    gathered
+        For every output, whether the client takes its blocks out of tuples; none by default.
     settings
         Numbers of the policy by which tasks are written.
 
@@ -233,6 +237,8 @@ def lower(
     limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads, working)
     if bundle_tasks > 1:
         named = {name for name in names if name is not None}
+        flags = zip(written, gathered, strict=False)
+        limits = replace(limits, gathered={name for (name, _), is_one in flags if is_one})
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits, bundle_form)
     return Lowered(Written(written, keys, limits, computed, writer.made), bundled)

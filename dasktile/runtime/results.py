@@ -3,12 +3,16 @@
 Dask adds a task to a graph that joins all blocks of a result on one worker, from which the client
 receives it.  Here the client receives the blocks, a limited number of bytes at a time, and copies
 those of an array into the result, so that they need not all be in memory beside it.
+
+Where a task makes several blocks, of one result or of several, the client receives the tuple that
+it returns, and takes the blocks out of it: they need no tasks of their own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any, Self
 
@@ -17,6 +21,9 @@ from dask.array.core import Array
 from dask.array.core import finalize as join_blocks
 from dask.core import flatten
 from distributed import Client, Future, as_completed, futures_of
+
+from dasktile.lower.bundle_tasks import Path, pick
+from dasktile.lower.gathered import Part, parts_of
 
 Key = Any
 
@@ -95,9 +102,13 @@ class _Gathering:
         except BaseException:
             self._release()
             raise
+        #: By key of a value, the blocks that are in it.
+        self._blocks: dict[Key, set[Key]] = {}
         for result in self._results:
-            for key in result.keys:
+            for key, blocks in result.places.items():
                 self._owners.setdefault(key, []).append(result)
+                self._blocks.setdefault(key, set()).update(block for block, _ in blocks)
+        self._total = sum(map(len, self._blocks.values()))
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +118,7 @@ class _Gathering:
 
     def start(self) -> list[Future[Any]]:
         """The futures of all values, of which none has arrived."""
-        self._received(0, len(self._owners))
+        self._received(0, self._total)
         return [self._futures[key] for key in self._owners]
 
     def add(self, batch: Sequence[Future[Any]], values: Sequence[Any]) -> None:
@@ -117,8 +128,8 @@ class _Gathering:
                 result.add(future.key, value)
             # workers release what has arrived
             self._futures.pop(future.key).release()
-        self._arrived += len(batch)
-        self._received(self._arrived, len(self._owners))
+            self._arrived += len(self._blocks[future.key])
+        self._received(self._arrived, self._total)
 
     def joined(self) -> list[Any]:
         """The results, once all values have arrived."""
@@ -135,16 +146,22 @@ def _submitted(
     """Start to compute collections; their futures are added to those given."""
     # the optimised expression of a dataframe may have other partitions than the collection says
     in_blocks = [collection for collection in collections if not _is_expression(collection)]
-    persisted = iter(client.persist(in_blocks) if in_blocks else ())
+    parts = parts_of(_graph_and_keys(collection) for collection in in_blocks)
+    asked = [in_tuples(collection, parts) for collection in in_blocks]
+    persisted = iter(client.persist(asked) if asked else ())
     results: list[_Result | None] = []
     whole: list[Any] = []
     for collection in collections:
         blocks = None if _is_expression(collection) else next(persisted)
         if blocks is not None:
-            futures.update({future.key: future for future in futures_of(blocks)})
-            result = _Blocks(blocks) if _has_known_blocks(blocks) else _Values(blocks)
+            is_asked = isinstance(blocks, dict)
+            found = blocks.values() if is_asked else futures_of(blocks)
+            futures.update({future.key: future for future in found})
+            blocks = collection if is_asked else blocks
+            kind = _Blocks if _has_known_blocks(blocks) else _Values
+            result = kind(blocks, parts)
             # those of an expression within a collection may have other keys, too
-            if futures.keys() >= set(result.keys):
+            if futures.keys() >= result.places.keys():
                 results.append(result)
                 continue
         results.append(None)
@@ -154,6 +171,66 @@ def _submitted(
     futures.update({future.key: future for future in joined})
     values = (_Value(future.key) for future in joined)
     return [next(values) if result is None else result for result in results]
+
+
+@dataclass(frozen=True, slots=True)
+class _InTuples:
+    """A collection of which other keys are wanted than those of its blocks.
+
+    When it is persisted, it becomes a dict of the futures, by key.
+
+    Parameters
+    ----------
+    collection
+        The collection.
+    keys
+        The keys.
+    """
+
+    collection: Any
+    keys: list[Key]
+
+    def __dask_graph__(self) -> Any:
+        return self.collection.__dask_graph__()
+
+    def __dask_keys__(self) -> list[Key]:
+        return self.keys
+
+    @property
+    def __dask_optimize__(self) -> Any:
+        # the function itself: Dask merges the graphs of collections that have the same one
+        return self.collection.__dask_optimize__
+
+    def __dask_postcompute__(self) -> Any:
+        return list, ()
+
+    def __dask_postpersist__(self) -> Any:
+        return dict, ()
+
+
+def in_tuples(collection: Any, parts: Mapping[Key, Part]) -> Any:
+    """A collection of the values in which the blocks of another one are.
+
+    Parameters
+    ----------
+    collection
+        The other one; it is returned if all its blocks are values of their own.
+    parts
+        By key of a block, where it is.
+    """
+    keys = list(flatten([collection.__dask_keys__()]))
+    if parts.keys().isdisjoint(keys):
+        return collection
+    return _InTuples(collection, list(dict.fromkeys(_part(key, parts).key for key in keys)))
+
+
+def _part(key: Key, parts: Mapping[Key, Part]) -> Part:
+    """Where a block is."""
+    return parts.get(key) or Part(key)
+
+
+def _graph_and_keys(collection: Any) -> tuple[Any, list[Key]]:
+    return collection.__dask_graph__(), list(flatten([collection.__dask_keys__()]))
 
 
 def _is_expression(collection: Any) -> bool:
@@ -221,9 +298,15 @@ def _divided(
 
 
 class _Result:
-    """The result of a collection, and the keys of the values that it is made of."""
+    """The result of a collection.
 
-    keys: Sequence[Key]
+    Attributes
+    ----------
+    places
+        By the key of every value that it is made of, the blocks in the value, and their places.
+    """
+
+    places: Mapping[Key, Sequence[tuple[Key, Path]]]
 
     def add(self, key: Key, value: Any) -> None:
         """A value has arrived."""
@@ -238,7 +321,7 @@ class _Value(_Result):
     """A result that one task makes."""
 
     def __init__(self, key: Key) -> None:
-        self.keys = [key]
+        self.places = {key: [(key, ())]}
 
     def add(self, key: Key, value: Any) -> None:
         self.value = value
@@ -254,15 +337,26 @@ class _Values(_Result):
     ----------
     collection
         The collection.
+    parts
+        By key of a block, where it is; blocks that are not there are values of their own.
     """
 
-    def __init__(self, collection: Any) -> None:
+    def __init__(self, collection: Any, parts: Mapping[Key, Part]) -> None:
         self.nested = collection.__dask_keys__()
-        self.keys = list(dict.fromkeys(flatten([self.nested])))
+        places: dict[Key, list[tuple[Key, Path]]] = {}
+        for key in dict.fromkeys(flatten([self.nested])):
+            part = _part(key, parts)
+            places.setdefault(part.key, []).append((key, part.path))
+        self.places = places
         self.join, self.options = collection.__dask_postcompute__()
         self.values: dict[Key, Any] = {}
 
     def add(self, key: Key, value: Any) -> None:
+        for block, path in self.places[key]:
+            self.add_block(block, pick(value, path))
+
+    def add_block(self, key: Key, value: Any) -> None:
+        """A block has arrived."""
         self.values[key] = value
 
     def joined(self) -> Any:
@@ -276,10 +370,12 @@ class _Blocks(_Values):
     ----------
     array
         An array of more than one block, whose chunk sizes are known.
+    parts
+        As for :class:`_Values`.
     """
 
-    def __init__(self, array: Array) -> None:
-        super().__init__(array)
+    def __init__(self, array: Array, parts: Mapping[Key, Part]) -> None:
+        super().__init__(array, parts)
         self.shape, self.dtype = array.shape, array.dtype
         starts = [list(accumulate(sizes, initial=0)) for sizes in array.chunks]
         #: By key, where in the result a block is.
@@ -293,10 +389,10 @@ class _Blocks(_Values):
         #: Keys of the blocks that are in `array`.
         self.copied: list[Key] = []
 
-    def add(self, key: Key, value: Any) -> None:
+    def add_block(self, key: Key, value: Any) -> None:
         shape = tuple(part.stop - part.start for part in self.slices[key])
         if type(value) is not np.ndarray or (value.shape, value.dtype) != (shape, self.dtype):
-            super().add(key, value)
+            super().add_block(key, value)
             return
         if self.array is None:
             self.array = np.empty(self.shape, self.dtype)

@@ -188,7 +188,8 @@ def candidates(
         Arrays at the most.
     """
     node = program.nodes[index]
-    if node.kind not in _KINDS or not node.labels or 0 in node.shape:
+    by_block = not retile and _reads_by_block(program, node)
+    if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
         return
     offered = 0
     for leader in leading:
@@ -199,7 +200,7 @@ def candidates(
                 label
                 for label, klass in enumerate(members[index])
                 if klass == members[leader][axis]
-                and _cuttable(node, label, array.chunks[axis], retile)
+                and _cuttable(node, label, array.chunks[axis], retile, by_block)
             ]
             for axis in axes
         ]
@@ -249,8 +250,24 @@ def kept(
             return
 
 
-def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool) -> bool:
-    """True where a label may have the cuts of a persisted axis and is read element by element."""
+def _reads_by_block(program: Program, node: Node) -> bool:
+    """Whether every block of a node that keeps its chunks reads just one block of each input."""
+    return bool(node.edges) and all(
+        edge.within is None
+        and not edge.spread
+        and edge.chunks is not None
+        and edge.chunks == program.nodes[edge.producer].chunks
+        and len(edge.axes) == len(edge.chunks)
+        and all(
+            axis.label is not None and axis.identity and node.labels[axis.label].cuts == sizes
+            for axis, sizes in zip(edge.axes, edge.chunks, strict=True)
+        )
+        for edge in node.edges
+    )
+
+
+def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool, by_block: bool) -> bool:
+    """True where a label may have the cuts of a persisted axis, and needs its blocks alone."""
     loop = node.labels[label]
     if loop.size != sum(sizes) or loop.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
         return False
@@ -260,7 +277,7 @@ def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool) -> b
         along = [axis for axis in maps if axis.label == label]
         if len(along) > 1 or not all(axis.identity for axis in along):
             return False
-    return all(edge.within is None and edge.chunks is None for edge in node.edges)
+    return by_block or all(edge.within is None and edge.chunks is None for edge in node.edges)
 
 
 def followed(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs, task_phases
+from dasktile.lower.runs import CLIENT, Run, RunLimits, TaskTable, form_runs, task_phases
 
 
 def table(reads: list[list[int]], homes: Any = 0, size: int = 1, **more: Any) -> TaskTable:
@@ -58,7 +58,8 @@ def random_table(seed: int) -> TaskTable:
             stack.extend(reads[number])
     counts = [int(rng.random() < 0.9) for _ in range(count)]
     kept = {number for number in range(count) if rng.random() < 0.1}
-    return TaskTable(reads, homes, sizes, counts, kept, sources)
+    gathered = {number for number in kept if rng.random() < 0.5}
+    return TaskTable(reads, homes, sizes, counts, kept, sources, gathered=gathered)
 
 
 def units(tasks: TaskTable, runs: list[Run]) -> list[int]:
@@ -118,15 +119,19 @@ def test_each_reader_elsewhere_has_one_pick_with_what_it_reads(seed: int) -> Non
             outside = [n for n in readers if unit[n] != -1 - at]
             home = tasks.homes[number]
             assert (number in run.local) == any(tasks.homes[n] == home for n in outside)
-            elsewhere = {unit[n] for n in outside if tasks.homes[n] != home}
+            elsewhere: set[Any] = {unit[n] for n in outside if tasks.homes[n] != home}
             assert (number in picks) == bool(elsewhere or number in tasks.kept)
+            if number in tasks.gathered:
+                elsewhere.add(CLIENT)
             same = next((pick for pick in run.picks if number in pick), ())
             for other in same:
-                theirs = {
+                theirs: set[Any] = {
                     unit[n]
                     for n, reads in enumerate(tasks.reads)
                     if other in reads and tasks.homes[n] != home
                 }
+                if other in tasks.gathered:
+                    theirs.add(CLIENT)
                 assert theirs == elsewhere or same == (number,)
 
 

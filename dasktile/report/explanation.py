@@ -26,6 +26,7 @@ from dasktile.report.formatting import (
 )
 from dasktile.report.page import save_report
 from dasktile.report.tables import Narrowed, two_line_table
+from dasktile.tiling.fewer import few_grids
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
@@ -107,7 +108,8 @@ class NodeReport:
         The arrays it is made of, as positions in ``Explanation.nodes``.
     homes
         Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
-        tile's index is the number of its worker.  Empty where that is not known.
+        tile's index is the number of its worker, of those that have tiles.  Empty where that is not
+        known.
     layers
         Names of the layers of the plan's graph that make the tiles and the final chunks, as
         ``dasktile.metrics`` has them; empty where that graph was not written.
@@ -251,6 +253,9 @@ class Explanation:
     scheduler_workers
         Workers as Dask's scheduler counts them: more than `workers` where several are in one
         process, which share memory and count as one; 0 without a client.
+    used_workers, bytes_on_all
+        Workers for which the plan has tiles where these are fewer than `workers`, and the bytes
+        that the best plan for all workers moves; None where all are used.
 
     Examples
     --------
@@ -308,6 +313,8 @@ class Explanation:
     bytes_unplanned: int = 0
     planned: bool = False
     scheduler_workers: int = 0
+    used_workers: int | None = None
+    bytes_on_all: int | None = None
 
     @property
     def _has_plan(self) -> bool:
@@ -568,6 +575,8 @@ class Explanation:
         lines = self._changed() if self._has_plan else self._unchanged()
         if shared := self.shared_processes():
             lines.append(shared)
+        if fewer := self._fewer():
+            lines.append(fewer)
         if self._has_plan and self.bytes_unplanned:
             received = format_bytes(self.bytes_predicted)
             lines.append(
@@ -618,6 +627,16 @@ class Explanation:
             f"the {self.scheduler_workers:,} workers of the cluster are in {processes} and count as"
             f" {self.workers:,}: workers of one process share memory, so nothing is copied between"
             " them"
+        )
+
+    def _fewer(self) -> str:
+        """Why the plan is for fewer workers than there are; empty if it is for all."""
+        if not self._has_plan or self.used_workers is None or self.bytes_on_all is None:
+            return ""
+        used, count = f"{self.used_workers:,}", f"{self.workers:,}"
+        return (
+            f"tiles for {used} of {count} workers, as {few_grids(self.workers)}: a plan for all of"
+            f" them would move {format_bytes(self.bytes_on_all)}"
         )
 
     def _where(self) -> str:
@@ -727,7 +746,8 @@ class Explanation:
         if self.grids:
             bound += f" on {self.grids}"
         if self.lower_bound > self.bytes_before:
-            bound += ", of tilings that use all workers evenly"
+            which = "all workers" if self.used_workers is None else "their workers"
+            bound += f", of tilings that use {which} evenly"
         if self.proven_optimal:
             return f"{bound}: proven optimal"
         if 0 < self.lower_bound < self.bytes_after:

@@ -175,8 +175,8 @@ class Explanation:
     tasks_before, tasks_after
         Number of tasks.
     lower_bound
-        Bytes that every tiling in the model that uses all workers evenly moves between workers at
-        least; 0 if no bound is known.
+        Bytes that every tiling in the model that uses the workers of a grid evenly moves between
+        workers at least; 0 if no bound is known.
     proven_optimal
         True if no such tiling moves fewer bytes.
     changed

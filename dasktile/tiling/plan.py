@@ -83,12 +83,14 @@ class TilingPlan:
     tiled
         The tiling, or None where the input stays unchanged.
     lower_bound
-        Least bytes that any tiling on these `grids` moves that divides the work evenly.
+        Least bytes that any tiling on these `grids` moves that divides the work evenly among the
+        workers of the grid.  The input's own chunks may move fewer if they do not.
     proven_optimal
         True where `after` was proven to move as few bytes as any of these tilings.
     grids
         The grids of workers for which the bound holds, in words; empty where it is 0.  All arrays
-        are divided by one grid.  Arrays with replicas in two shardings have these in one order.
+        are divided by one grid, of all workers or of fewer.  Arrays with replicas in two shardings
+        have these in one order.
     reasons
         For every node, why it keeps its chunks; empty where its chunks change.
     verdict

@@ -564,6 +564,8 @@ class _Planner:
             return found
         most = elapsed_before if refused else min(elapsed_before, self.elapsed(price))
         most, most_cost = most * rules.max_cost_ratio, math.inf if refused else self.cost(price)
+        # plans of fewer tasks may follow, so that fewer tasks alone are no reason
+        most_alone = math.inf if refused else self.elapsed(replace(price, tasks=()))
         moved, work, least_tasks = price.bytes, sum(price.loads), sum(before.tasks)
         for count in fewer_workers(workers):
             # a guess: work is even, tasks are few, and of the bytes is left as much as of those of
@@ -589,10 +591,14 @@ class _Planner:
             other = planner.candidate(method, TIE)
             if other.price.bytes >= moved or _moves_too_much(before, other.price, rules):
                 continue
-            if self.elapsed(other.price) >= most or self.cost(other.price) >= most_cost:
+            alone = self.elapsed(replace(other.price, tasks=()))
+            if self.elapsed(other.price) >= most or alone >= most_alone:
+                continue
+            if self.cost(other.price) >= most_cost:
                 continue
             best = planner.search(method, True)
             most, most_cost = self.elapsed(best.least.price), self.cost(best.least.price)
+            most_alone = self.elapsed(replace(best.least.price, tasks=()))
             found.insert(0, best)
         return found
 

@@ -60,6 +60,7 @@ from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.report.formatting import format_bytes, format_names
 from dasktile.request import Request
 from dasktile.schedule.placement import decode, is_written
+from dasktile.tiling.fewer import fewer_workers
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.objective import seconds_alone
 from dasktile.tiling.plan import TilingPlan
@@ -166,6 +167,8 @@ def is_planned(request: Request) -> bool:
 def has_plan(request: Request) -> bool:
     """Whether all layers of plans in the graph are of one for as many workers, and there are some.
 
+    A plan for all workers may use fewer of them, where these have better grids.
+
     Parameters
     ----------
     request
@@ -175,7 +178,8 @@ def has_plan(request: Request) -> bool:
         return False
     placements = map(decode, request.graph.layers)
     meshes = {placement.workers for placement in placements if placement is not None}
-    return meshes == {request.machine.workers}
+    workers = request.machine.workers
+    return bool(meshes) and meshes <= {workers, *fewer_workers(workers)}
 
 
 def chosen_plan(request: Request) -> Candidate | None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from dasktile.capture.base import Captured
 from dasktile.cluster.target import Machine
-from dasktile.ir import Node, Program
+from dasktile.ir import Node, Program, workers_of_positions
 from dasktile.schedule.placement import decode, primary
+from dasktile.tiling.fewer import fewer_workers
 from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
 
 
@@ -72,7 +73,7 @@ def _homes(
     mesh: tuple[int, ...],
 ) -> Iterable[tuple[int, ...]]:
     """For every block, its position in the mesh; empty for a block that no worker has yet."""
-    planned = decode(node.name)
+    planned, workers = decode(node.name), math.prod(mesh)
     for index in _blocks(node):
         addresses = holders.get((node.name, *index), ())
         places = tuple(
@@ -81,7 +82,10 @@ def _homes(
         if len(places) > 1:
             # the other replicas may be dropped before they are read
             places = (primary(index, places),)
-        if not places and planned is not None and planned.mesh == mesh:
+        if not places and planned is not None:
             # not computed yet: the position of an earlier plan
-            places = (planned.position(index),)
+            if planned.mesh == mesh:
+                places = (planned.position(index),)
+            elif planned.workers in fewer_workers(workers):
+                places = (workers_of_positions(planned.workers, workers)[planned.position(index)],)
         yield places

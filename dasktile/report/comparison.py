@@ -135,9 +135,11 @@ class Comparison:
         if not self.lower_bound and not any(choice.proven_optimal for choice in self.choices):
             return f"{workers}; no lower bound of the moved bytes is known"
         on_grids = f" on {self.grids}" if self.grids else ""
+        # a bound for grids of all workers or of fewer
+        which = "their workers" if " or " in self.grids else "all workers"
         return (
             f"{workers}; lower bound {format_bytes(self.lower_bound)}{on_grids}"
-            ", of tilings that use all workers evenly"
+            f", of tilings that use {which} evenly"
         )
 
     def _row(self, choice: Choice) -> tuple[str, ...]:

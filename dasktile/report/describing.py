@@ -191,6 +191,8 @@ def describe_plan(
         uncounted=plan.uncounted,
         bundle=0 if plan.tiled is None else bundle,
         bytes_unplanned=unplanned,
+        used_workers=plan.used_workers if plan.used_workers < plan.workers else None,
+        bytes_on_all=plan.bytes_on_all,
     )
 
 

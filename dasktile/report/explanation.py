@@ -27,6 +27,7 @@ from dasktile.report.rows import (
     row_name,
     text_table,
 )
+from dasktile.tiling.fewer import few_grids
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
@@ -92,8 +93,8 @@ class Explanation:
     tasks_before, tasks_after
         Number of tasks.
     lower_bound
-        Bytes that every tiling in the model that uses all workers evenly moves between workers at
-        least; 0 if no bound is known.
+        Bytes that every tiling in the model that uses the workers of a grid evenly moves between
+        workers at least; 0 if no bound is known.
     proven_optimal
         True if no such tiling moves fewer bytes.
     changed
@@ -172,6 +173,9 @@ class Explanation:
     scheduler_workers
         Workers as Dask's scheduler counts them: more than `workers` where several are in one
         process, which share memory and count as one; 0 without a client.
+    used_workers, bytes_on_all
+        Workers for which the plan has tiles where these are fewer than `workers`, and the bytes
+        that the best plan for all workers moves; None where all are used.
 
     Examples
     --------
@@ -229,6 +233,8 @@ class Explanation:
     bytes_unplanned: int = 0
     planned: bool = False
     scheduler_workers: int = 0
+    used_workers: int | None = None
+    bytes_on_all: int | None = None
 
     @property
     def _has_plan(self) -> bool:
@@ -457,6 +463,8 @@ class Explanation:
         lines = self._head()
         if shared := self.shared_processes():
             lines.append(shared)
+        if fewer := self._fewer():
+            lines.append(fewer)
         if self._has_plan and self.bytes_unplanned:
             received = format_bytes(self.bytes_predicted)
             lines.append(
@@ -506,6 +514,16 @@ class Explanation:
             f"the {self.scheduler_workers:,} workers of the cluster are in {processes} and count as"
             f" {self.workers:,}: workers of one process share memory, so nothing is copied between"
             " them"
+        )
+
+    def _fewer(self) -> str:
+        """Why the plan is for fewer workers than there are; empty if it is for all."""
+        if not self._has_plan or self.used_workers is None or self.bytes_on_all is None:
+            return ""
+        used, count = f"{self.used_workers:,}", f"{self.workers:,}"
+        return (
+            f"tiles for {used} of {count} workers, as {few_grids(self.workers)}: a plan for all of"
+            f" them would move {format_bytes(self.bytes_on_all)}"
         )
 
     def _where(self) -> str:
@@ -633,7 +651,8 @@ class Explanation:
         if self.grids:
             bound += f" on {self.grids}"
         if self.lower_bound > self.bytes_before:
-            bound += ", of tilings that use all workers evenly"
+            which = "all workers" if self.used_workers is None else "their workers"
+            bound += f", of tilings that use {which} evenly"
         if self.proven_optimal:
             return f"{bound}: proven optimal"
         if 0 < self.lower_bound < self.bytes_after:

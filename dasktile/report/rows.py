@@ -79,7 +79,8 @@ class NodeReport:
         The arrays it is made of, as positions in ``Explanation.nodes``.
     homes
         Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
-        tile's index is the number of its worker.  Empty where that is not known.
+        tile's index is the number of its worker, of those that have tiles.  Empty where that is not
+        known.
     layers
         Names of the layers of the plan's graph that make the tiles and the final chunks, as
         ``dasktile.metrics`` has them; empty where that graph was not written.

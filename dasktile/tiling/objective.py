@@ -94,6 +94,26 @@ class Objective:
         even = sum(price.loads) / max(len(price.loads), 1)
         return self.lost(busiest - even)
 
+    def elapsed(self, price: Price, bundled: bool = False, slowdown: float = 1.0) -> float:
+        """The time that a tiling takes, in bytes that one worker receives in that time.
+
+        It compares tilings for all workers with those for fewer.  Unlike in :meth:`cost`, all
+        workers receive, spill and read at once, and the work counts in full.
+
+        Parameters
+        ----------
+        price
+            The tiling's price.
+        bundled
+            Whether tasks are bundled.
+        slowdown
+            Factor by which the functions that run take longer than ours.
+        """
+        task = self.task * (self.settings.model.bundled_task if bundled else 1.0)
+        received = price.bytes + price.spilled + sum(price.read)
+        busiest = max(price.loads, default=0.0) * slowdown
+        return received / max(len(price.loads), 1) + sum(price.tasks) * task + self.lost(busiest)
+
     def cost_in_bundles(self, price: Price) -> float:
         """The cost of the tasks of a tiling if they are bundled, of joining tiles, and lost time.
 

@@ -7,6 +7,7 @@ and from :class:`dasktile.schedule.swaps.SwapPlan`, the swaps of such an order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dasktile.ir import Program, TiledProgram
@@ -74,7 +75,7 @@ class TilingPlan:
     program
         The program that was tiled.  It has more nodes than the original where arrays have replicas.
     workers
-        Number of processes that send bytes to each other.
+        Number of processes that send bytes to each other; `used_workers` of them have tiles.
     method
         Name of the tiling method.
     before, after
@@ -82,12 +83,14 @@ class TilingPlan:
     tiled
         The tiling, or None where the input stays unchanged.
     lower_bound
-        Least bytes that any tiling on these `grids` moves that divides the work evenly.
+        Least bytes that any tiling on these `grids` moves that divides the work evenly among the
+        workers of the grid.  The input's own chunks may move fewer if they do not.
     proven_optimal
         True where `after` was proven to move as few bytes as any of these tilings.
     grids
         The grids of workers for which the bound holds, in words; empty where it is 0.  All arrays
-        are divided by one grid.  Arrays with replicas in two shardings have these in one order.
+        are divided by one grid, of all workers or of fewer.  Arrays with replicas in two shardings
+        have these in one order.
     reasons
         For every node, why it keeps its chunks; empty where its chunks change.
     verdict
@@ -95,6 +98,9 @@ class TilingPlan:
     uncounted
         Indices of nodes of which it is unknown which blocks their tasks read.  What they receive is
         not in the costs beyond the least that it can be, and nothing is proven.
+    bytes_on_all
+        Bytes that the best plan for all workers moves, where this one is for fewer of them; else
+        None.
     origin
         For every node, the index in the original program of the same node, or of the node that it
         is a replica of; None where no nodes were added.
@@ -113,6 +119,14 @@ class TilingPlan:
     verdict: str = ""
     uncounted: tuple[int, ...] = ()
     origin: tuple[int, ...] | None = None
+    bytes_on_all: int | None = None
+
+    @property
+    def used_workers(self) -> int:
+        """Number of workers that have tiles: fewer than all where these have better grids."""
+        if self.tiled is None or self.bytes_on_all is None:
+            return self.workers
+        return math.prod(self.tiled.mesh)
 
     @property
     def unchanged(self) -> bool:

@@ -23,6 +23,7 @@ from dasktile.ir import (
 )
 from dasktile.tiling.candidates import Space, choices, reads_unknown_blocks
 from dasktile.tiling.cost import TIE, Costs
+from dasktile.tiling.fewer import fewer_workers, share_moved
 from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_AXES, MAX_WORKERS, Mesh, mesh_shape, mesh_shapes
@@ -139,8 +140,9 @@ def tile(
     name = method if isinstance(method, str) else method.choose.__name__
     tables = tables or SearchTables()
     unchanged = _Planner(
-        program, mesh, workers, settings, memory_limit, threads, room, final=final, tables=tables
-    )
+        program, mesh, workers, settings, memory_limit, threads, room,
+        placed=placed, bundled=bundled, final=final, tables=tables,
+    )  # fmt: skip
     before = unchanged.own_chunks()
     if method == "none" or keep:
         return _plan(
@@ -165,29 +167,28 @@ def tile(
         room,
         retile=True,
         placed=placed,
+        bundled=bundled,
         allow_replicas=chosen.allow_replicas,
-        ordered=searches_all
-        and len(chosen.mesh(count)) <= FEW_AXES
-        and len(program.nodes) <= settings.wider.few_nodes,
+        ordered=searches_all and _searches_all_orders(program, chosen.mesh(count), settings),
         final=final,
         tables=tables,
     )
-    least = planner.candidate(chosen, TIE)
-    searches = [planner.searched(least.solution)]
-    best = planner
-    for wider in planner.wider(least) if searches_all else ():
-        other = wider.candidate(chosen, TIE)
-        if planner.worth(other) < planner.worth(least):
-            least, best = other, wider
-        searches.append(wider.searched(other.solution))
-    proof = strongest(searches, least.price.bytes)
-    candidates = [least]
+    found = planner.search(chosen, searches_all)
+    all_found = [found]
+    if name == "auto" and workers <= MAX_WORKERS:
+        refused = bool(_objection(unchanged, before, planner, found.least, memory_limit))
+        all_found = planner.with_fewer_workers(
+            found, chosen, before.price, unchanged.stock_elapsed(before.price), refused
+        )
     rules = settings.acceptance
-    # a plan of fewer tasks moves no fewer bytes
-    if name == "auto" and (force or not _moves_too_much(before.price, least.price, rules)):
-        fewer = best.candidate(chosen, settings.task_bytes)
-        if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(least.price):
-            candidates.insert(0, fewer)
+    candidates: list[_Candidate] = []
+    for each in all_found:
+        candidates.append(each.least)
+        # a plan of fewer tasks moves no fewer bytes
+        if name == "auto" and (force or not _moves_too_much(before.price, each.least.price, rules)):
+            fewer = each.planner.candidate(chosen, settings.task_bytes)
+            if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(each.least.price):
+                candidates.insert(-1, fewer)
     recomputing = (
         _with_recomputation(planner, candidates[0], chosen) if chosen.allow_replicas else None
     )
@@ -203,11 +204,37 @@ def tile(
             break
     else:
         after, verdict = (candidates[0], "") if force else (before, verdict)
-    # nothing was proven for programs in which arrays are recomputed
-    covered = None if after is recomputing else proof
-    return _plan(
-        program, workers, name, before, after, verdict, covered, placed, settings.acceptance
+    used = after.tiled.mesh
+    plan = _plan(
+        program,
+        workers,
+        name,
+        before,
+        after,
+        verdict,
+        # nothing was proven for programs in which arrays are recomputed
+        None if after is recomputing else _proof(all_found, found, math.prod(used)),
+        placed,
+        settings.acceptance,
     )
+    if plan.tiled is not None and math.prod(used) < mesh.workers and len(all_found) > 1:
+        plan = replace(plan, bytes_on_all=found.least.price.bytes)
+    return plan
+
+
+def _proof(searches: Sequence[_Found], on_all: _Found, workers: int) -> Proof:
+    """What was proven of tilings on grids of a number of workers, and on those of all workers."""
+    of_workers = (each.proof for each in searches if each.planner.mesh.workers == workers)
+    proof = next(of_workers, on_all.proof)
+    other = on_all.proof
+    if proof is other or not 0 < proof.bound <= other.bound:
+        return proof
+    return replace(proof, grids=f"{proof.grids} or {other.grids}")
+
+
+def _searches_all_orders(program: Program, mesh: tuple[int, ...], settings: Settings) -> bool:
+    """Whether the axes of a mesh cut labels in all orders in the first search."""
+    return len(mesh) <= FEW_AXES and len(program.nodes) <= settings.wider.few_nodes
 
 
 def _with_recomputation(planner: _Planner, held: _Candidate, method: Method) -> _Candidate | None:
@@ -382,14 +409,35 @@ def _objection_with_bundles(planner: _Planner, before: _Candidate, after: _Candi
     return "the input's own chunks cost no more in bundles of tasks"
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What searches on meshes of as many workers have found.
+
+    Parameters
+    ----------
+    planner
+        The one that found the tiling that moves fewest bytes.
+    least
+        This tiling.
+    proof
+        What is proven of others.
+    """
+
+    planner: _Planner
+    least: _Candidate
+    proof: Proof
+
+
 @dataclass
 class _Planner:
     """The candidates of a program on one mesh, which methods solve and which this prices.
 
     Parameters
     ----------
-    program, mesh, workers, settings, memory_limit, threads, room, placed, final
+    program, mesh, workers, settings, memory_limit, threads, room, placed, bundled, final
         As in :func:`tile`.
+    idle
+        Workers beside these, which have no tiles.
     retile
         False to keep the input's own chunks.
     allow_replicas
@@ -410,11 +458,13 @@ class _Planner:
     room: int | None
     retile: bool = False
     placed: bool = False
+    bundled: bool = False
     allow_replicas: bool = False
     lean: bool = False
     ordered: bool = False
     final: tuple[Chunks | None, ...] = ()
     tables: SearchTables = field(default_factory=SearchTables)
+    idle: int = 0
 
     def __post_init__(self) -> None:
         self._key = self._searched_key()
@@ -467,6 +517,92 @@ class _Planner:
             (self.allow_replicas, self.lean, self.ordered, self.final),
         )
 
+    def search(self, method: Method, widely: bool) -> _Found:
+        """The tiling of a method that moves fewest bytes, on meshes of as many workers.
+
+        With `widely`, more tilings are searched than those of this planner.
+        """
+        least, best = self.candidate(method, TIE), self
+        searches = [self.searched(least.solution)]
+        for wider in self.wider(least) if widely else ():
+            other = wider.candidate(method, TIE)
+            if self.worth(other) < self.worth(least):
+                least, best = other, wider
+            searches.append(wider.searched(other.solution))
+        return _Found(best, least, strongest(searches, least.price.bytes))
+
+    def with_fewer_workers(
+        self,
+        on_all: _Found,
+        method: Method,
+        before: Price,
+        elapsed_before: float,
+        refused: bool,
+    ) -> list[_Found]:
+        """What was found on all workers and on fewer, the best first.
+
+        Fewer workers are tried where numbers of them have better grids, and where they may take
+        less time than all workers and than the input.  Persisted arrays are on all workers.
+
+        Parameters
+        ----------
+        on_all
+            What was found on all workers.
+        method
+            The method.
+        before
+            The price of the input's own chunks.
+        elapsed_before
+            The time that they take, as :meth:`elapsed` has it.
+        refused
+            Whether the input is better than the plan on all workers.
+        """
+        rules, found = self.settings.acceptance, [on_all]
+        price, workers = on_all.least.price, self.mesh.workers
+        if price.bytes < self.settings.wider.min_bytes:
+            return found
+        if any(node.homes for node in self.program.nodes):
+            return found
+        most = elapsed_before if refused else min(elapsed_before, self.elapsed(price))
+        most, most_cost = most * rules.max_cost_ratio, math.inf if refused else self.cost(price)
+        # plans of fewer tasks may follow, so that fewer tasks alone are no reason
+        most_alone = math.inf if refused else self.elapsed(replace(price, tasks=()))
+        moved, work, least_tasks = price.bytes, sum(price.loads), sum(before.tasks)
+        for count in fewer_workers(workers):
+            # a guess: work is even, tasks are few, and of the bytes is left as much as of those of
+            # a product of three equal sizes, which saves most
+            guess = replace(
+                price,
+                moved=(math.floor(share_moved(count, workers) * moved),),
+                handed=(),
+                tasks=(min(least_tasks, *(sum(each.least.price.tasks) for each in found)),),
+                loads=(work / count,) * count + (0.0,) * (workers - count),
+            )
+            if self.elapsed(guess) >= most:
+                continue
+            # programs of many sums take long on three axes, see `wider`
+            mesh = Mesh(method.mesh(count) if self._has_few_sums else mesh_shape(count, FEW_AXES))
+            planner = replace(
+                self,
+                mesh=mesh,
+                workers=count,
+                idle=self.workers - count,
+                ordered=_searches_all_orders(self.program, mesh.shape, self.settings),
+            )
+            other = planner.candidate(method, TIE)
+            if other.price.bytes >= moved or _moves_too_much(before, other.price, rules):
+                continue
+            alone = self.elapsed(replace(other.price, tasks=()))
+            if self.elapsed(other.price) >= most or alone >= most_alone:
+                continue
+            if self.cost(other.price) >= most_cost:
+                continue
+            best = planner.search(method, True)
+            most, most_cost = self.elapsed(best.least.price), self.cost(best.least.price)
+            most_alone = self.elapsed(replace(best.least.price, tasks=()))
+            found.insert(0, best)
+        return found
+
     def wider(self, least: _Candidate) -> Iterator[_Planner]:
         """Planners for more tilings, where they are not too slow and may move clearly less.
 
@@ -480,8 +616,7 @@ class _Planner:
             return
         if moved < limits.min_bytes or len(nodes) > limits.few_nodes:
             return
-        sums = sum(any(label.role is Role.REDUCE for label in node.labels) for node in nodes)
-        few = sums <= limits.few_sums
+        few, sums = self._has_few_sums, self._sums
         if not few and workers > limits.few_workers:
             return
         widest = max(choices(node, self.settings.candidates) for node in nodes)
@@ -507,6 +642,18 @@ class _Planner:
         larger = Mesh(mesh_shape(workers, limits.mesh_axes))
         if not few and fits(larger) and not (larger == self.mesh and exact):
             yield searching(limits.lean_states, larger, ordered=False, lean=True)
+
+    @property
+    def _has_few_sums(self) -> bool:
+        """Whether the program has few products and reductions."""
+        return self._sums <= self.settings.wider.few_sums
+
+    @cached_property
+    def _sums(self) -> int:
+        """The number of products and reductions."""
+        return sum(
+            any(label.role is Role.REDUCE for label in node.labels) for node in self.program.nodes
+        )
 
     def worth(self, candidate: _Candidate) -> tuple[int, float]:
         """What candidates are compared by: bytes moved, then the whole cost."""
@@ -593,7 +740,7 @@ class _Planner:
         """Operations of every worker; of a mesh with more positions, some workers have several."""
         loads, positions = self.costs.loads(states), self.mesh.workers
         if positions <= self.workers:
-            return tuple(loads.tolist())
+            return (*loads.tolist(), *(0.0,) * self.idle)
         return tuple(np.bincount(workers_of_positions(positions, self.workers), loads).tolist())
 
     @cached_property
@@ -637,6 +784,15 @@ class _Planner:
     def cost(self, price: Price) -> float:
         """The whole cost of a tiling in bytes."""
         return self.objective.cost(price)
+
+    def elapsed(self, price: Price) -> float:
+        """The time that a tiling takes, in bytes that one worker receives in it."""
+        return self.objective.elapsed(price, self.placed and self.bundled)
+
+    def stock_elapsed(self, price: Price) -> float:
+        """The same where Dask's own functions run."""
+        slowdown = stock_slowdown(self.program, self.settings.model)
+        return self.objective.elapsed(price, self.placed and self.bundled, slowdown)
 
     def stock_cost(self, price: Price) -> float:
         """The same where Dask's own functions run."""

@@ -17,8 +17,11 @@ from dask.highlevelgraph import HighLevelGraph
 import dasktile
 from benchmarks.sized import Sized, sized
 from dasktile import api, prediction
+from dasktile.capture.highlevel import capture
+from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
 from dasktile.ir import Sharding, Share, near_even
+from dasktile.lower.names import new_layer_name
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import (
     Placement,
@@ -26,6 +29,7 @@ from dasktile.schedule.placement import (
     encode,
     worker_order,
 )
+from dasktile.tiling.fewer import fewer_workers
 from dasktile.tiling.grid import split
 from tests.support import random_chunks
 from tests.traffic import traffic
@@ -120,6 +124,49 @@ def test_copies_are_cut_where_they_are(
         three.evenly(x)
     predicted, moved = honest([build(x)], three)
     assert moved == predicted
+
+
+@pytest.mark.parametrize("workers", [11, 13])
+def test_plans_for_fewer_workers_move_what_they_predict(
+    cluster: Callable[..., Cluster], workers: int
+) -> None:
+    machine = cluster(workers)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 9, (1300, 1300)).astype(float) for _ in range(2))
+    product = da.from_array(a, chunks=260) @ da.from_array(b, chunks=260)
+    with dask.config.set({"dasktile.cost.task-bytes": 1}):
+        explained = dasktile.explain(product)
+        predicted, moved = honest([product], machine)
+        planned = dasktile.optimize(product)
+        again = dasktile.optimize(planned)
+    used = explained.used_workers
+    assert used in fewer_workers(workers) and predicted == moved == explained.bytes_after
+    text = " ".join(str(explained).split())
+    assert f"tiles for {used} of {workers} workers, as {workers} can only be cut in one" in text
+    placements = [decode(name) for name in planned.__dask_graph__().layers]
+    assert {placement.workers for placement in placements if placement is not None} == {used}
+    assert again.name == planned.name  # it is planned for these workers already
+    homes = Homes(machine.names)
+    addresses = [homes.layer(name) for name in planned.__dask_graph__().layers]
+    assert {len(set(layer.addresses)) for layer in addresses if layer and layer.placement} == {used}
+    np.testing.assert_array_equal(planned.compute(scheduler="sync"), a @ b)
+
+
+def test_arrays_of_a_plan_for_fewer_workers_are_where_it_put_them(
+    cluster: Callable[..., Cluster],
+) -> None:
+    machine = cluster(11)
+    values = np.random.default_rng(0).random((2000, 1300))
+    sharding = Sharding((Share((0, 1), (1,) * 10), Share()))
+    name = new_layer_name("placed", 0, placement=Placement((5, 2), sharding))
+    x = machine.persisted("x", values, (200, 1300))
+    blocks = {(name, *key[1:]): task.value for key, task in x.__dask_graph__().items()}
+    held = {key: Held(key, block) for key, block in blocks.items()}
+    graph = HighLevelGraph.from_collections(name, held)
+    x = da.Array(graph, name, x.chunks, dtype=x.dtype)
+    machine.has.clear()
+    nodes = located(capture([x]), machine.machine()).program.nodes
+    assert nodes[0].homes == tuple((at * 11 // 10,) for at in range(10))
 
 
 def test_inputs_of_one_task_are_read_by_that_task(cluster: Callable[..., Cluster]) -> None:

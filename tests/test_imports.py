@@ -434,11 +434,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (set(), set()),
     "runtime.scheduler.plugin": (
         {
-            "_compat.dask",
             "_compat.distributed",
-            "lower.bundle_tasks",
             "runtime.scheduler.dashboard",
             "runtime.scheduler.left",
+            "runtime.scheduler.members",
+            "runtime.scheduler.placing",
             "runtime.scheduler.prometheus",
             "runtime.scheduler.replicas",
             "runtime.scheduler.roots",
@@ -448,6 +448,24 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.priorities",
             "runtime.settings",
             "runtime.worker.plugin",
+            "schedule.homes",
+            "schedule.ranks",
+        },
+        {"distributed"},
+    ),
+    "runtime.scheduler.members": (
+        {"_compat.distributed", "schedule.homes", "schedule.placement"},
+        {"distributed"},
+    ),
+    "runtime.scheduler.placing": (
+        {
+            "_compat.dask",
+            "_compat.distributed",
+            "lower.bundle_tasks",
+            "runtime.scheduler.priorities",
+            "runtime.scheduler.roots",
+            "runtime.scheduler.windows",
+            "runtime.settings",
             "schedule.families",
             "schedule.homes",
             "schedule.placement",

@@ -336,6 +336,21 @@ class Roots:
             self.release_requested = True
             self._loop.call_soon(self._run_release)
 
+    def worker_joined(self, worker: str) -> None:
+        """Look at a worker that has joined, and at no other one for its sake."""
+        if self.any_ready:
+            self._running += self.scheduler.workers.get(worker) in self.scheduler.running
+            self.request_release(worker)
+
+    def worker_left(self, worker: str) -> None:
+        """Look at all workers if tasks were ready for one that has left."""
+        if worker in self.ready or self.families.is_served(worker):
+            if worker in self.ready and worker not in self._stalled:
+                self._stalled.append(worker)
+            self.request_release()
+        else:
+            self._running = len(self.scheduler.running)
+
     def _run_release(self) -> None:
         self.release_requested = False
         self._guard(self.release)
@@ -345,12 +360,16 @@ class Roots:
 
         There are thousands of workers, and this is called for every task: a worker whose slots and
         tasks have not changed since the last call is not looked at, as it would have got tasks
-        then.  All workers are looked at when the number of running ones has changed, and in
-        :meth:`check`: nothing says that a task does not need its slot any more, or was stolen.
+        then.  All workers are looked at when one for which tasks are ready has left, when the
+        number of running ones has changed otherwise, and after :meth:`check`: nothing says that a
+        task does not need its slot any more, or was stolen.
         Tasks of a home worker that cannot run them wait for any other worker with a free slot.
         """
-        slots = _Slots(self.scheduler)
         running = len(self.scheduler.running)
+        if not self.any_ready:
+            self._changed, self._all_changed, self._running = set(), False, running
+            return
+        slots = _Slots(self.scheduler)
         if self._all_changed or running != self._running:
             homes, workers = list(self.ready), slots.running()
             self.families.leave(set(workers))

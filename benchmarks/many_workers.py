@@ -10,12 +10,15 @@ the plugin, in turns: a plain one, and that of a plan, every task of which has a
 
 The report has, for one graph, the processor seconds of the whole process, of which:
 
+- those of Python's garbage collection, which do not count for the function in which they happen;
 - those inside the plugin when it receives the graph;
 - those inside the plugin after that: when tasks change their states, when held tasks are released,
   and in its regular checks.  Transitions of tasks by the scheduler's own functions do not count,
   even if the plugin requests them, as each of these tasks is sent to a worker once in any case.
 
-It has also the most processor seconds of the event loop between two of its ticks, the bytes that
+It has also the most processor seconds of the event loop between two of its ticks, with and without
+garbage collection: which of two runs has one collection more in its longest block is chance.  Then
+those of ``update_graph`` on the event loop, which reads, places and starts a new graph, the bytes that
 the plugin keeps for each task of a graph that was just received, and the time in which one worker
 joins.  All seconds but those of joins are of processor clocks, so that other work on the machine
 hardly changes them.
@@ -232,14 +235,21 @@ class Meter:
         Seconds of the process.
     graph, tasks
         Those inside the plugin, when it receives a graph and later.
-    longest
-        Seconds for which the event loop was blocked at the longest.
+    received
+        Seconds in which the scheduler created and started the tasks of a new graph.
+    collected
+        Seconds of garbage collection, which are in none of the three before.
+    longest, longest_own
+        Seconds for which the event loop was blocked at the longest, and without the garbage
+        collection.
     """
 
     def __init__(self, scheduler: Scheduler, plugin: TileSchedulerPlugin | None) -> None:
-        self._timed: list[tuple[Any, str, str]] = []
+        self._timed: list[tuple[Any, str, str]] = [
+            (scheduler, "_create_taskstate_from_graph", "received")
+        ]
         if plugin is not None:
-            self._timed = [
+            self._timed += [
                 (plugin, "update_graph", "graph"),
                 (plugin, "transition", "tasks"),
                 (plugin, "_check", "tasks"),
@@ -251,18 +261,22 @@ class Meter:
         self._spent: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._inside, self._since = "", 0.0
+        self._collecting, self.collected, self.received = 0.0, 0.0, 0.0
 
     async def __aenter__(self) -> Meter:
         for owner, name, part in self._timed:
             setattr(owner, name, self._time(getattr(owner, name), part))
-        self._delay = Delay()
+        gc.callbacks.append(self._collect)
+        self._delays = Delay(), Delay(lambda: time.thread_time() - self.collected)
         self._start = time.process_time()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self.seconds = time.process_time() - self._start
-        self._delay.stop()
-        self.longest = self._delay.longest
+        gc.callbacks.remove(self._collect)
+        for delay in self._delays:
+            delay.stop()
+        self.longest, self.longest_own = (delay.longest for delay in self._delays)
         for owner, name, _ in self._timed:
             delattr(owner, name)
         spent, calls = dict(self._spent), dict(self._calls)
@@ -286,12 +300,24 @@ class Meter:
         def timed(*arguments: Any, **named: Any) -> Any:
             outer = self._enter(part)
             self._calls[part] += 1
+            begin = time.thread_time() - self.collected
             try:
                 return function(*arguments, **named)
             finally:
+                if part == "received":
+                    self.received += time.thread_time() - self.collected - begin
                 self._enter(outer)
 
         return timed
+
+    def _collect(self, phase: str, info: dict[str, int]) -> None:
+        """Count a garbage collection, and for no function."""
+        now = time.thread_time()
+        if phase == "start":
+            self._collecting = now
+        else:
+            self.collected += now - self._collecting
+            self._since += now - self._collecting
 
     def _enter(self, part: str) -> str:
         """Count for another part from now on; returns the part before."""
@@ -331,7 +357,10 @@ async def measure(
         "seconds": meter.seconds,
         "graph": meter.graph,
         "later": meter.tasks,
+        "received": meter.received,
+        "collected": meter.collected,
         "longest": meter.longest,
+        "longest_own": meter.longest_own,
     }
 
 
@@ -444,8 +473,11 @@ async def run(workers: int, tasks: int, repeat: int) -> list[dict[str, Any]]:
             "graph_inside": median(name, True, "graph"),
             "later_inside": median(name, True, "later"),
             "bytes_per_task": bytes_kept[name],
-            "longest_with": median(name, True, "longest"),
-            "longest_without": median(name, False, "longest"),
+            **{
+                f"{what}_{suffix}": median(name, enabled, what)
+                for what in ("received", "collected", "longest", "longest_own")
+                for suffix, enabled in (("with", True), ("without", False))
+            },
             "join_with": statistics.median(joined[True]),
             "join_without": statistics.median(joined[False]),
         }
@@ -493,7 +525,10 @@ def report(rows: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table("processor seconds, with / without", *columns)
     for title, what in (
         ("whole process", "seconds"),
+        ("of which garbage collection", "collected"),
+        ("update_graph on the event loop", "received"),
         ("event loop blocked at the longest", "longest"),
+        ("without garbage collection", "longest_own"),
     ):
         table.add_row(
             title, *(f"{row[f'{what}_with']:.2f} / {row[f'{what}_without']:.2f}" for row in rows)

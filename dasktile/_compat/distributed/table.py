@@ -123,6 +123,7 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
         *_each(_TASK, "assigned: hints that are sent with a task to its worker", "annotations"),
         *_each(_TASK, "the readers of a result", "dependencies", "dependents", "priority"),
         *_each(_TASK, "the readers of a result", "state", "waiters", "who_wants"),
+        *_each(_TASK, "whether its inputs are in memory", "waiting_on"),
         *_each(_TASK, "the workers that hold or run it", "who_has", "processing_on"),
         *_each(_STATES, "states of tasks that will read", WAITING, NO_WORKER, QUEUED, PROCESSING),
         *_each(_STATES, "states of tasks that have run", MEMORY, RELEASED, ERRED),

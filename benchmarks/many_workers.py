@@ -18,10 +18,10 @@ The report has, for one graph, the processor seconds of the whole process, of wh
 
 It has also the most processor seconds of the event loop between two of its ticks, with and without
 garbage collection: which of two runs has one collection more in its longest block is chance.  Then
-those of ``update_graph`` on the event loop, which reads, places and starts a new graph, the bytes that
-the plugin keeps for each task of a graph that was just received, and the time in which one worker
-joins.  All seconds but those of joins are of processor clocks, so that other work on the machine
-hardly changes them.
+those of ``update_graph`` on the event loop, which reads, places and starts a new graph, the bytes
+that the plugin keeps for each task of a graph that was just received, and the time in which one
+worker joins.  All seconds but those of joins are of processor clocks, so that other work on the
+machine hardly changes them.
 """
 
 from __future__ import annotations
@@ -245,11 +245,10 @@ class Meter:
     """
 
     def __init__(self, scheduler: Scheduler, plugin: TileSchedulerPlugin | None) -> None:
-        self._timed: list[tuple[Any, str, str]] = [
-            (scheduler, "_create_taskstate_from_graph", "received")
-        ]
+        self._scheduler = scheduler
+        self._timed: list[tuple[Any, str, str]] = []
         if plugin is not None:
-            self._timed += [
+            self._timed = [
                 (plugin, "update_graph", "graph"),
                 (plugin, "transition", "tasks"),
                 (plugin, "_check", "tasks"),
@@ -262,10 +261,23 @@ class Meter:
         self._calls: Counter[str] = Counter()
         self._inside, self._since = "", 0.0
         self._collecting, self.collected, self.received = 0.0, 0.0, 0.0
+        #: Calls of the functions above while a graph is received.
+        self._calls_within = 0
 
     async def __aenter__(self) -> Meter:
         for owner, name, part in self._timed:
             setattr(owner, name, self._time(getattr(owner, name), part))
+        create = self._scheduler._create_taskstate_from_graph
+
+        def receive(**arguments: Any) -> Any:
+            begin, calls = time.thread_time() - self.collected, sum(self._calls.values())
+            try:
+                return create(**arguments)
+            finally:
+                self.received += time.thread_time() - self.collected - begin
+                self._calls_within += sum(self._calls.values()) - calls
+
+        self._scheduler._create_taskstate_from_graph = receive  # type: ignore[method-assign]
         gc.callbacks.append(self._collect)
         self._delays = Delay(), Delay(lambda: time.thread_time() - self.collected)
         self._start = time.process_time()
@@ -277,11 +289,12 @@ class Meter:
         for delay in self._delays:
             delay.stop()
         self.longest, self.longest_own = (delay.longest for delay in self._delays)
-        for owner, name, _ in self._timed:
+        for owner, name, _ in (*self._timed, (self._scheduler, "_create_taskstate_from_graph", "")):
             delattr(owner, name)
         spent, calls = dict(self._spent), dict(self._calls)
         inside, whole = self._overhead()
         self.seconds -= whole * sum(calls.values())
+        self.received -= whole * self._calls_within
         self.graph, self.tasks = (
             max(0.0, spent.get(part, 0.0) - inside * calls.get(part, 0))
             for part in ("graph", "tasks")
@@ -300,12 +313,9 @@ class Meter:
         def timed(*arguments: Any, **named: Any) -> Any:
             outer = self._enter(part)
             self._calls[part] += 1
-            begin = time.thread_time() - self.collected
             try:
                 return function(*arguments, **named)
             finally:
-                if part == "received":
-                    self.received += time.thread_time() - self.collected - begin
                 self._enter(outer)
 
         return timed

@@ -154,7 +154,7 @@ def test_tasks_get_hints_when_their_inputs_are_in_memory() -> None:
     sent_late = ("late", ([(0, 1, 3)], ""))
     assert sent.now() == [("knows", {"op": USES, "uses": [sent_late], "ran": []})]
     hints.withdraw()
-    last.annotations, last.waiting_on = None, set()
+    last.annotations, last.waiting_on, middle.who_has = None, set(), ()
     hints.transition("middle", "processing", "memory")
     assert last.annotations is None
 

@@ -592,9 +592,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.scheduler.roots": (
-        {"_compat.distributed", "runtime.settings", "schedule.families"},
+        {
+            "_compat.distributed",
+            "runtime.scheduler.slots",
+            "runtime.settings",
+            "schedule.families",
+        },
         {"distributed"},
     ),
+    "runtime.scheduler.slots": ({"_compat.distributed"}, {"distributed"}),
     "runtime.install": (
         {
             "_compat.distributed",

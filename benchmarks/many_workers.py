@@ -10,15 +10,18 @@ the plugin, in turns: a plain one, and that of a plan, every task of which has a
 
 The report has, for one graph, the processor seconds of the whole process, of which:
 
+- those of Python's garbage collection, which do not count for the function in which they happen;
 - those inside the plugin when it receives the graph;
 - those inside the plugin after that: when tasks change their states, when held tasks are released,
   and in its regular checks.  Transitions of tasks by the scheduler's own functions do not count,
   even if the plugin requests them, as each of these tasks is sent to a worker once in any case.
 
-It has also the most processor seconds of the event loop between two of its ticks, the bytes that
-the plugin keeps for each task of a graph that was just received, and the time in which one worker
-joins.  All seconds but those of joins are of processor clocks, so that other work on the machine
-hardly changes them.
+It has also the most processor seconds of the event loop between two of its ticks, with and without
+garbage collection: which of two runs has one collection more in its longest block is chance.  Then
+those of ``update_graph`` on the event loop, which reads, places and starts a new graph, the bytes
+that the plugin keeps for each task of a graph that was just received, and the time in which one
+worker joins.  All seconds but those of joins are of processor clocks, so that other work on the
+machine hardly changes them.
 """
 
 from __future__ import annotations
@@ -232,11 +235,17 @@ class Meter:
         Seconds of the process.
     graph, tasks
         Those inside the plugin, when it receives a graph and later.
-    longest
-        Seconds for which the event loop was blocked at the longest.
+    received
+        Seconds in which the scheduler created and started the tasks of a new graph.
+    collected
+        Seconds of garbage collection, which are in none of the three before.
+    longest, longest_own
+        Seconds for which the event loop was blocked at the longest, and without the garbage
+        collection.
     """
 
     def __init__(self, scheduler: Scheduler, plugin: TileSchedulerPlugin | None) -> None:
+        self._scheduler = scheduler
         self._timed: list[tuple[Any, str, str]] = []
         if plugin is not None:
             self._timed = [
@@ -251,23 +260,41 @@ class Meter:
         self._spent: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._inside, self._since = "", 0.0
+        self._collecting, self.collected, self.received = 0.0, 0.0, 0.0
+        #: Calls of the functions above while a graph is received.
+        self._calls_within = 0
 
     async def __aenter__(self) -> Meter:
         for owner, name, part in self._timed:
             setattr(owner, name, self._time(getattr(owner, name), part))
-        self._delay = Delay()
+        create = self._scheduler._create_taskstate_from_graph
+
+        def receive(**arguments: Any) -> Any:
+            begin, calls = time.thread_time() - self.collected, sum(self._calls.values())
+            try:
+                return create(**arguments)
+            finally:
+                self.received += time.thread_time() - self.collected - begin
+                self._calls_within += sum(self._calls.values()) - calls
+
+        self._scheduler._create_taskstate_from_graph = receive  # type: ignore[method-assign]
+        gc.callbacks.append(self._collect)
+        self._delays = Delay(), Delay(lambda: time.thread_time() - self.collected)
         self._start = time.process_time()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self.seconds = time.process_time() - self._start
-        self._delay.stop()
-        self.longest = self._delay.longest
-        for owner, name, _ in self._timed:
+        gc.callbacks.remove(self._collect)
+        for delay in self._delays:
+            delay.stop()
+        self.longest, self.longest_own = (delay.longest for delay in self._delays)
+        for owner, name, _ in (*self._timed, (self._scheduler, "_create_taskstate_from_graph", "")):
             delattr(owner, name)
         spent, calls = dict(self._spent), dict(self._calls)
         inside, whole = self._overhead()
         self.seconds -= whole * sum(calls.values())
+        self.received -= whole * self._calls_within
         self.graph, self.tasks = (
             max(0.0, spent.get(part, 0.0) - inside * calls.get(part, 0))
             for part in ("graph", "tasks")
@@ -292,6 +319,15 @@ class Meter:
                 self._enter(outer)
 
         return timed
+
+    def _collect(self, phase: str, info: dict[str, int]) -> None:
+        """Count a garbage collection, and for no function."""
+        now = time.thread_time()
+        if phase == "start":
+            self._collecting = now
+        else:
+            self.collected += now - self._collecting
+            self._since += now - self._collecting
 
     def _enter(self, part: str) -> str:
         """Count for another part from now on; returns the part before."""
@@ -331,7 +367,10 @@ async def measure(
         "seconds": meter.seconds,
         "graph": meter.graph,
         "later": meter.tasks,
+        "received": meter.received,
+        "collected": meter.collected,
         "longest": meter.longest,
+        "longest_own": meter.longest_own,
     }
 
 
@@ -444,8 +483,11 @@ async def run(workers: int, tasks: int, repeat: int) -> list[dict[str, Any]]:
             "graph_inside": median(name, True, "graph"),
             "later_inside": median(name, True, "later"),
             "bytes_per_task": bytes_kept[name],
-            "longest_with": median(name, True, "longest"),
-            "longest_without": median(name, False, "longest"),
+            **{
+                f"{what}_{suffix}": median(name, enabled, what)
+                for what in ("received", "collected", "longest", "longest_own")
+                for suffix, enabled in (("with", True), ("without", False))
+            },
             "join_with": statistics.median(joined[True]),
             "join_without": statistics.median(joined[False]),
         }
@@ -493,7 +535,10 @@ def report(rows: Sequence[dict[str, Any]], console: Console) -> None:
     table = Table("processor seconds, with / without", *columns)
     for title, what in (
         ("whole process", "seconds"),
+        ("of which garbage collection", "collected"),
+        ("update_graph on the event loop", "received"),
         ("event loop blocked at the longest", "longest"),
+        ("without garbage collection", "longest_own"),
     ):
         table.add_row(
             title, *(f"{row[f'{what}_with']:.2f} / {row[f'{what}_without']:.2f}" for row in rows)

@@ -16,7 +16,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,19 @@ def _nothing() -> None: ...
 class Delay:
     """A timer of the longest time for which the running event loop is blocked.
 
+    Parameters
+    ----------
+    clock
+        The clock, in seconds; by default that of the processor time of the thread.
+
     Attributes
     ----------
     longest
         That time, in processor seconds of the thread, so that other work hardly changes it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
         self.longest = 0.0
         self._ticking = asyncio.ensure_future(self._tick())
 
@@ -96,10 +102,10 @@ class Delay:
         self._ticking.cancel()
 
     async def _tick(self) -> None:
-        before = time.thread_time()
+        before = self._clock()
         while True:
             await asyncio.sleep(_TICK)
-            now = time.thread_time()
+            now = self._clock()
             self.longest = max(self.longest, now - before)
             before = now
 

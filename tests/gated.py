@@ -101,7 +101,7 @@ async def until_held(s: Scheduler) -> None:
         states = Counter(ts.state for ts in s.tasks.values())
         raise AssertionError(
             f"{error}: ready {ready}, held {Counter(plugin.roots.homes.values())}, workers {works},"
-            f" homes {plugin.homes.workers} {plugin.homes._tables}, {states},"
+            f" homes {plugin.homes.workers}, {states},"
             f" errors {plugin.errors}"
         ) from error
     assert restricted_to(s, HELD)

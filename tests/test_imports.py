@@ -458,11 +458,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (set(), set()),
     "runtime.scheduler.plugin": (
         {
-            "_compat.dask",
             "_compat.distributed",
-            "lower.bundle_tasks",
             "runtime.scheduler.dashboard",
             "runtime.scheduler.left",
+            "runtime.scheduler.members",
+            "runtime.scheduler.placing",
             "runtime.scheduler.prometheus",
             "runtime.scheduler.replicas",
             "runtime.scheduler.roots",
@@ -472,6 +472,24 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.priorities",
             "runtime.settings",
             "runtime.worker.plugin",
+            "schedule.homes",
+            "schedule.ranks",
+        },
+        {"distributed"},
+    ),
+    "runtime.scheduler.members": (
+        {"_compat.distributed", "schedule.homes", "schedule.placement"},
+        {"distributed"},
+    ),
+    "runtime.scheduler.placing": (
+        {
+            "_compat.dask",
+            "_compat.distributed",
+            "lower.bundle_tasks",
+            "runtime.scheduler.priorities",
+            "runtime.scheduler.roots",
+            "runtime.scheduler.windows",
+            "runtime.settings",
             "schedule.families",
             "schedule.homes",
             "schedule.placement",
@@ -601,9 +619,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.scheduler.roots": (
-        {"_compat.distributed", "runtime.settings", "schedule.families"},
+        {
+            "_compat.distributed",
+            "runtime.scheduler.slots",
+            "runtime.settings",
+            "schedule.families",
+        },
         {"distributed"},
     ),
+    "runtime.scheduler.slots": ({"_compat.distributed"}, {"distributed"}),
     "runtime.install": (
         {
             "_compat.distributed",

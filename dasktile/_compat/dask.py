@@ -446,11 +446,15 @@ def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *value
     return known[key]
 
 
+def is_fused(function: Any) -> bool:
+    """Whether this is the function of a task into which others are fused."""
+    return function is run_fused or function is execute_subgraph
+
+
 def fused_tasks(task: Any) -> Mapping[Any, Any]:
     """The tasks that are fused into a task by key, inputs first; empty if there are none."""
-    function = getattr(task, "func", None)
     # called for every task of all graphs
-    if (function is not run_fused and function is not execute_subgraph) or not task.args:
+    if not is_fused(getattr(task, "func", None)) or not task.args:
         return {}
     return task.args[0] if isinstance(task.args[0], Mapping) else {}
 

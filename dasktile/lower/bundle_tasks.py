@@ -10,7 +10,7 @@ from typing import Any
 
 from dask.core import flatten
 
-from dasktile._compat.dask import fused_tasks
+from dasktile._compat.dask import fused_tasks, is_fused
 
 Key = Any
 
@@ -66,18 +66,27 @@ def returned_by(task: Any) -> Any:
 
 def keys_in(task: Any) -> tuple[Key, ...]:
     """Keys of the tasks that a bundle or a fused task runs, inputs first; empty for others."""
-    parts = tasks_in(task) or tuple(fused_tasks(task).values())
-    if not parts:
+    if not runs_tasks(task):
         return ()
-    return tuple(key for part in parts for key in (*keys_in(part), part.key))
+    keys: list[Key] = []
+    for part in tasks_in(task) or fused_tasks(task).values():
+        if runs_tasks(part):
+            keys += keys_in(part)
+        keys.append(part.key)
+    return tuple(keys)
+
+
+def runs_tasks(task: Any) -> bool:
+    """Whether a task is a bundle or a fused task; called for every task of all graphs."""
+    function = getattr(task, "func", None)
+    return function is run_bundle or is_fused(function)
 
 
 def has_bundle(task: Any) -> bool:
     """Whether a task is a bundle, or one is fused into it."""
-    if getattr(task, "func", None) is run_bundle:
-        return True
-    parts = fused_tasks(task)
-    return bool(parts) and any(map(has_bundle, parts.values()))
+    if not runs_tasks(task):
+        return False
+    return task.func is run_bundle or any(map(has_bundle, fused_tasks(task).values()))
 
 
 def is_pick(task: Any) -> bool:

@@ -75,8 +75,9 @@ def number(priority: tuple[Any, ...]) -> int:
 class HintSender:
     """Sends workers hints: which tasks will read a result.
 
-    A task that is not on a worker yet carries its hint in an annotation.  For results in memory,
-    and for tasks that run, the hint is sent in a message.
+    A task that is sent to a worker carries its hint in an annotation, which it gets when its inputs
+    are in memory: a new graph may have very many tasks, all of which are handled in one event.  For
+    results in memory, and for tasks that run, the hint is sent in a message.
 
     Parameters
     ----------
@@ -102,6 +103,8 @@ class HintSender:
         #: By address of a worker: keys, with the priority of a reader that has run.
         self._ran: dict[str, list[Any]] = {}
         self._send_scheduled = False
+        #: Whether tasks get annotations, as some workers accept hints.
+        self._annotates = False
 
     def graph_added(self, keys: Iterable[Any]) -> None:
         """Handle a new graph.
@@ -111,7 +114,8 @@ class HintSender:
         keys
             Keys of its tasks, which have priorities.
         """
-        if not any(map(_accepts_hints, self._scheduler.workers.values())):
+        self._annotates = any(map(_accepts_hints, self._scheduler.workers.values()))
+        if not self._annotates:
             return
         on_worker: dict[Any, None] = {}
         # tasks of this graph are still released; other released tasks have run
@@ -122,16 +126,22 @@ class HintSender:
                 # a client may need the result now
                 on_worker[task] = None
                 continue
-            scheduling.annotate(task, ANNOTATION, self._readers(task, keys))
+            waits = False
             for read in task.dependencies:
-                if read.state in _ON_WORKER:
+                state = read.state
+                if state in _ON_WORKER:
                     on_worker[read] = None
+                if state != states.MEMORY:
+                    waits = True
+            if not waits:
+                scheduling.annotate(task, ANNOTATION, self._readers(task, keys))
         self._add_hints(on_worker, keys)
         # before the tasks are sent: they may have run when a later message arrives
         self.send()
 
     def send_all(self) -> None:
         """Send hints for all tasks, because workers that accept hints have joined."""
+        self._annotates = True
         tasks = list(self._scheduler.tasks.values())
         for task in tasks:
             if task.state in _WILL_READ and task.state not in _ON_WORKER:
@@ -143,17 +153,29 @@ class HintSender:
         """Handle the change of a task's state; called for every transition of every task."""
         if finish == states.PROCESSING:
             self.task_sent(key)
-        elif start == states.PROCESSING and finish == states.MEMORY:
-            self.task_ran(key)
+        elif finish == states.MEMORY:
+            if self._annotates:
+                self.annotate_ready(key)
+            if start == states.PROCESSING:
+                self.task_ran(key)
         elif start == states.MEMORY and finish == states.RELEASED:
             self.result_lost(key)
         elif start in _WILL_READ and finish in (states.RELEASED, states.ERRED):
             self.task_cancelled(key)
 
+    def annotate_ready(self, key: Any) -> None:
+        """Annotate the tasks that waited only for this result; none is sent to a worker yet."""
+        for reader in self._scheduler.tasks[key].dependents:
+            if not reader.waiting_on and reader.state == states.WAITING:
+                scheduling.annotate(reader, ANNOTATION, self._readers(reader))
+
     def task_sent(self, key: Any) -> None:
         """Send a worker that will fetch the inputs of a task the hints of these inputs."""
         task = self._scheduler.tasks[key]
         worker = task.processing_on
+        if self._annotates and ANNOTATION not in (task.annotations or ()):
+            # an input was put into memory without a transition, as scattered data is
+            self._add_hints([task])
         for read in task.dependencies:
             shared = 1 < len(read.dependents) <= self._max_readers
             if shared and worker not in (read.who_has or ()):
@@ -227,7 +249,7 @@ class HintSender:
 
     def withdraw(self) -> None:
         """Have all workers forget their hints: no later message would correct them."""
-        self._hints, self._ran = {}, {}
+        self._hints, self._ran, self._annotates = {}, {}, False
         for address, worker in sorted(self._scheduler.workers.items()):
             if _accepts_hints(worker):
                 message = {"op": USES, "uses": [], "ran": [], "withdrawn": True}

@@ -114,6 +114,10 @@ class FamilyQueue:
         for worker in [worker for worker in self._served if worker not in running]:
             self._give_back(worker)
 
+    def is_served(self, worker: str) -> bool:
+        """Whether tasks of a family that a worker runs could run."""
+        return worker in self._served
+
     def priority(self, worker: str) -> Any:
         """The priority by which a worker gets its next task; None if no family waits for it."""
         family = self._next(worker)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dasktile.ir import MAX_WORKERS, workers_of_positions
 from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode
+from dasktile.schedule.worker_list import WorkerList
+from dasktile.schedule.worker_mesh import Successors, WorkerMesh
 
 #: Largest number of vacant mesh positions that are kept, so that memory stays bounded on a cluster
 #: that is never idle.
@@ -68,43 +71,69 @@ class Homes:
     Attributes
     ----------
     workers
-        Addresses of the current workers, in mesh order.
+        Addresses of the current workers, in mesh order: always the same list.
     """
 
     def __init__(self, workers: Sequence[str]) -> None:
-        self.replace(workers)
+        self._order = WorkerList(workers)
+        self.workers = self._order.addresses
+        self._forget()
 
-    def replace(self, workers: Sequence[str]) -> None:
-        """Lay all meshes over other workers."""
-        self.workers = list(workers)
-        #: By number of mesh positions, the workers that such a mesh was first laid over.
-        self._initial: dict[int, tuple[str, ...]] = {}
-        #: By address of a worker that has left, the worker that took over its position.
-        self._successors: dict[str, str] = {}
-        #: Workers that have left and have no successor, and their index in the order.
-        self._vacant: dict[str, int] = {}
-        self._clear_tables()
+    def __contains__(self, address: object) -> bool:
+        """Whether this is the address of a current worker."""
+        return address in self._order
 
-    def _clear_tables(self) -> None:
+    def _forget(self) -> None:
+        """Forget all meshes and the workers that have left."""
+        self._successors = Successors()
+        self._meshes: dict[int, WorkerMesh] = {}
+        #: Workers that have left and have no successor: their index in the order, a number that
+        #: increases with every loss, and their name.
+        self._vacant: dict[str, tuple[int, int, object]] = {}
+        self._losses = 0
+        #: Those of a name, in the order of losses.
+        self._vacant_names: dict[object, dict[str, None]] = {}
+        #: A heap of those with a position in a mesh, the latest first, and of others since then.
+        self._vacant_in_mesh: list[tuple[int, str]] = []
         self._tables: dict[int, tuple[str, ...]] = {}
-        #: Positions of the workers in the order, once they are asked for: many may join before.
-        self._known_positions: dict[str, int] | None = None
 
-    @property
-    def _positions(self) -> dict[str, int]:
-        if self._known_positions is None:
-            order = enumerate(self.workers)
-            self._known_positions = {address: number for number, address in order}
-        return self._known_positions
+    def replace(self, workers: Iterable[str]) -> None:
+        """Lay all meshes over other workers."""
+        self._order.replace(workers)
+        self._forget()
 
-    def lose(self, address: str) -> None:
-        """Remove a worker, and divide its mesh positions among the others."""
-        if address in self._positions:
-            self._vacant[address] = self.workers.index(address)
-            self.workers.remove(address)
-            if len(self._vacant) > MAX_VACANT:
-                del self._vacant[next(iter(self._vacant))]
-            self._clear_tables()
+    def insert(self, address: str, key: Callable[[str], Any]) -> None:
+        """Lay all meshes over these workers and another one; their order is that of a key."""
+        self._order.insert_by(address, key)
+        self._forget()
+
+    def remove(self, address: str) -> None:
+        """Lay all meshes over these workers without one of them."""
+        self._order.remove(address)
+        self._forget()
+
+    def lose(self, address: str, name: object = None) -> None:
+        """Remove a worker, and divide its mesh positions among the others.
+
+        Parameters
+        ----------
+        address
+            Of the worker.
+        name
+            Its name; None if it has none.
+        """
+        if address not in self._order:
+            return
+        self._losses += 1
+        self._vacant[address] = self._order.remove(address), self._losses, name
+        self._vacant_names.setdefault(name, {})[address] = None
+        if len(self._vacant) > MAX_VACANT:
+            self._fill(next(iter(self._vacant)))
+        for mesh in self._meshes.values():
+            mesh.lose(address)
+        if self._holds(address):
+            heapq.heappush(self._vacant_in_mesh, (-self._losses, address))
+        self._tables.clear()
 
     def join(self, address: str, instead_of: str | None = None) -> None:
         """Add a worker: at a vacant position if there is one, else at the end.
@@ -119,53 +148,70 @@ class Homes:
         instead_of
             The worker that has left whose position is preferred.
         """
-        if address in self._positions:
+        if address in self._order:
             return
         if instead_of not in self._vacant:
             instead_of = address if address in self._vacant else self._last_vacant()
-        self._successors.pop(address, None)
+        line = self._successors.cut(address)
+        for mesh in self._meshes.values():
+            mesh.come_back(address, line)
         if instead_of is None:
-            self.workers.append(address)
+            self._order.insert(len(self.workers), address)
         else:
-            self.workers.insert(self._vacant.pop(instead_of), address)
+            self._order.insert(self._fill(instead_of), address)
             if instead_of != address:
-                self._successors[instead_of] = address
+                self._successors.set(instead_of, address)
+                for mesh in self._meshes.values():
+                    mesh.succeed(instead_of, address)
                 # its own former position is not vacant any more either
-                self._vacant.pop(address, None)
-        self._clear_tables()
-        for positions in list(self._initial):
-            self._take_duplicate(positions, address)
+                if address in self._vacant:
+                    self._fill(address)
+        self._tables.clear()
+        for mesh in self._meshes.values():
+            self._take_duplicate(mesh, address)
 
-    def _take_duplicate(self, positions: int, address: str) -> None:
+    def _take_duplicate(self, mesh: WorkerMesh, address: str) -> None:
         """Move a position of a worker that has several to a worker that has none."""
-        table = self.table(positions)
-        seen: set[str] = set()
-        duplicate = None
-        for number, worker in enumerate(table):
-            if worker == address:
-                return
-            if worker in seen and duplicate is None:
-                duplicate = number
-            seen.add(worker)
+        if mesh.holds(address):
+            return
+        if mesh.complete:
+            duplicate = mesh.first_duplicate()
+        else:
+            table = mesh.table(self.workers)
+            duplicate = None if address in table else _first_duplicate(table)
         if duplicate is not None:
-            initial = self._initial[positions]
-            self._initial[positions] = (
-                *initial[:duplicate],
-                address,
-                *initial[duplicate + 1 :],
-            )
-            self._clear_tables()
+            mesh.give(duplicate, address)
+
+    def _fill(self, address: str) -> int:
+        """Note that the place of a worker that has left is vacant no more; returns its index."""
+        index, _, name = self._vacant.pop(address)
+        namesakes = self._vacant_names[name]
+        del namesakes[address]
+        if not namesakes:
+            del self._vacant_names[name]
+        return index
+
+    def _holds(self, address: str) -> bool:
+        return any(mesh.holds(address) for mesh in self._meshes.values())
 
     def _last_vacant(self) -> str | None:
         """The worker that left last of those in a mesh; if none was in one, the last of all."""
-        used = {self._successor(worker) for initial in self._initial.values() for worker in initial}
-        latest = list(reversed(self._vacant))
-        return next((worker for worker in latest if worker in used), next(iter(latest), None))
+        while self._vacant_in_mesh:
+            number, address = self._vacant_in_mesh[0]
+            vacant = self._vacant.get(address)
+            if vacant is not None and vacant[1] == -number and self._holds(address):
+                return address
+            heapq.heappop(self._vacant_in_mesh)
+        return next(reversed(self._vacant), None)
 
     @property
     def vacant(self) -> tuple[str, ...]:
         """Workers that have left and whose positions are vacant."""
         return tuple(self._vacant)
+
+    def namesake(self, name: object) -> str | None:
+        """The first worker of this name that has left and whose position is vacant."""
+        return next(iter(self._vacant_names.get(name, ())), None)
 
     def layer(self, name: object) -> LayerHomes | None:
         """Homes of the layer of this name; None if its tasks get none.
@@ -189,28 +235,24 @@ class Homes:
     def table(self, positions: int) -> tuple[str, ...]:
         """The worker at every position of a mesh with this number of positions."""
         if positions not in self._tables:
-            count = len(self.workers)
-            initial = self._initial.setdefault(
-                positions,
-                tuple(self.workers[number] for number in workers_of_positions(positions, count)),
-            )
-            substitutes: dict[str, str] = {}
-            for address in dict.fromkeys(initial):
-                if self._successor(address) not in self._positions:
-                    substitutes[address] = self.workers[len(substitutes) % count]
-            self._tables[positions] = tuple(
-                substitutes.get(address) or self._successor(address) for address in initial
-            )
+            mesh = self._meshes.get(positions)
+            if mesh is None:
+                numbers = workers_of_positions(positions, len(self.workers))
+                mesh = WorkerMesh([self.workers[number] for number in numbers], self._successors)
+                self._meshes[positions] = mesh
+            self._tables[positions] = mesh.table(self.workers)
         return self._tables[positions]
 
-    def _successor(self, address: str) -> str:
-        """The worker that has the position of a worker now, by all replacements so far."""
-        seen = set()
-        while address in self._successors and address not in seen:
-            seen.add(address)
-            address = self._successors[address]
-        return address
-
-    def place(self, address: str) -> tuple[int, str]:
+    def place(self, address: str) -> tuple[float, str]:
         """Sort key for addresses: mesh order, with unknown workers last."""
-        return self._positions.get(address, len(self.workers)), address
+        return self._order.place(address)
+
+
+def _first_duplicate(table: Iterable[str]) -> int | None:
+    """The first position whose worker has an earlier one, too; None if all are different."""
+    seen: set[str] = set()
+    for position, worker in enumerate(table):
+        if worker in seen:
+            return position
+        seen.add(worker)
+    return None

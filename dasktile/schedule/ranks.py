@@ -38,6 +38,11 @@ def rank_of(key: Any) -> Rank | None:
     return (name, tuple(rank)) if all(type(number) is int for number in rank) else None
 
 
+def may_have_ranks(name: object) -> bool:
+    """Whether keys with this name may have ranks."""
+    return isinstance(name, str) and name.startswith(_START)
+
+
 def ranked_order(ranks: Sequence[Rank | None], reads: Sequence[Sequence[int]]) -> list[int]:
     """All tasks, each after its inputs, those of a plan in the order of their ranks.
 

@@ -82,7 +82,10 @@ REMOVED = [
 #: Functions that use the names of a feature, and nothing of another.
 FUNCTIONS = {
     "scheduler": {
-        Feature.PLACEMENT: ("restrict", "nothing_to_run", "publish", "withdraw", "array_names"),
+        Feature.PLACEMENT: (
+            *("restrict", "nothing_to_run", "count_processing", "all_run", "publish", "withdraw"),
+            "array_names",
+        ),
         Feature.ROOTS: (
             *("limits_roots", "slots", "first_queued", "transition", "now"),
             "restart_timeouts",

@@ -327,7 +327,7 @@ async def test_enabled_again_while_roots_are_held(c, s, *workers, tmp_path):
     [
         "_place",
         "_place_others",
-        "_hold_lost_root",
+        "hold_lost_root",
         "_prevent_stealing",
         "_worker_added",
         "_worker_removed",
@@ -346,7 +346,10 @@ def test_the_plugin_fails(method, tmp_path, monkeypatch):
         await dasktile.enable(c)
         plugin = plugin_of(s)
         before = await under_way(c, s, tmp_path / "gate")
-        monkeypatch.setattr(plugin if hasattr(plugin, method) else plugin.roots, method, fail)
+        [owner, *_] = (
+            part for part in (plugin, plugin.placing, plugin.roots) if hasattr(part, method)
+        )
+        monkeypatch.setattr(owner, method, fail)
         a = source(tmp_path / "other")
         after = c.compute(dasktile.optimize((a * 2).T @ a, workers=3))
         await until(lambda: len(s.clients[c.id].wants_what) == 2)
@@ -367,7 +370,7 @@ def test_the_plugin_fails(method, tmp_path, monkeypatch):
 async def test_a_plugin_that_fails_repeatedly_stops_placing(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     (tmp_path / "gate").touch()
-    plugin_of(s)._place_others = lambda *_: 1 / 0
+    plugin_of(s).placing._place_others = lambda *_: 1 / 0
     for number in range(11):
         future = c.compute(planned(tmp_path / "gate") + number)
         await check(future, EXPECTED + number)

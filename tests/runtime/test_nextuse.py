@@ -128,6 +128,37 @@ def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     assert sent.now() == []
 
 
+def test_tasks_get_hints_when_their_inputs_are_in_memory() -> None:
+    knows = Task(address="knows", metrics={"dasktile": {"store": {"hits": 0}}})
+    first = task("first", 0, "released", annotations=None)
+    middle, late = (
+        task(key, order, "released", annotations=None, waiting_on={first}, dependencies=[first])
+        for key, order in (("middle", 1), ("late", 2))
+    )
+    last = task("last", 3, "released", dependencies=[middle, late], annotations=None)
+    first.dependents = [middle, late]
+    middle.dependents = late.dependents = [last]
+    hints, sent = hint_sender({each.key: each for each in (first, middle, late, last)})
+    hints.graph_added(["first", "middle", "late", "last"])
+    assert first.annotations == {ANNOTATION: ("", (0, 1, 1), (0, 1, 2))}
+    assert middle.annotations is late.annotations is last.annotations is None
+    middle.state = late.state = last.state = "waiting"
+    first.state, first.who_has, middle.waiting_on = "memory", {knows}, set()
+    hints.transition("first", "processing", "memory")
+    assert middle.annotations == {ANNOTATION: ("", (0, 1, 3))}
+    assert late.annotations is None
+    # its input is scattered instead: no transition
+    late.state, late.who_has, late.processing_on = "processing", (), knows
+    hints.transition("late", "waiting", "processing")
+    assert late.annotations == {ANNOTATION: ("", (0, 1, 3))}
+    sent_late = ("late", ([(0, 1, 3)], ""))
+    assert sent.now() == [("knows", {"op": USES, "uses": [sent_late], "ran": []})]
+    hints.withdraw()
+    last.annotations, last.waiting_on, middle.who_has = None, set(), ()
+    hints.transition("middle", "processing", "memory")
+    assert last.annotations is None
+
+
 def test_withdrawn_hints_are_not_sent_with_tasks_any_more() -> None:
     made, other = task("made", 0), task("other", 1, annotations=None)
     reader = task("reader", 2, "released", dependencies=[made, other])

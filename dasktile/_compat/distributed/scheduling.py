@@ -35,20 +35,36 @@ def restrict(ts: TaskState, workers: Any, loose: bool) -> None:
     ts.loose_restrictions = loose
 
 
-def nothing_to_run(scheduler: Scheduler, is_ours: Callable[[TaskState], bool]) -> bool:
-    """Whether no task runs or can run.
+def nothing_to_run(
+    scheduler: Scheduler, processing: int, is_ours: Callable[[TaskState], bool], may_hold: bool
+) -> bool:
+    """Whether no task runs or can run; looks at no worker.
 
     Parameters
     ----------
     scheduler
         The scheduler.
+    processing
+        Number of tasks that workers have and have not finished.
     is_ours
         Whether to count a task without a permitted worker; other such tasks may never run.
+    may_hold
+        False if there is no such task.
     """
     if not scheduler.tasks:
         return True
-    busy = scheduler.queued or any(map(is_ours, scheduler.unrunnable))
-    return not (busy or any(ws.processing for ws in scheduler.workers.values()))
+    busy = processing or scheduler.queued or (may_hold and any(map(is_ours, scheduler.unrunnable)))
+    return not busy
+
+
+def count_processing(scheduler: Scheduler) -> int:
+    """Number of tasks that workers have and have not finished; looks at all workers."""
+    return sum(len(ws.processing) for ws in scheduler.workers.values())
+
+
+def all_run(scheduler: Scheduler) -> bool:
+    """Whether no worker is paused or leaving."""
+    return len(scheduler.running) == len(scheduler.workers)
 
 
 def array_names(scheduler: Scheduler) -> Collection[Any]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.distributed import scheduling, states
+from dasktile.runtime.scheduler.slots import Free, Slots
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.families import FamilyQueue
 
@@ -119,58 +120,6 @@ def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
         return found
 
     return combining
-
-
-class _Slots(dict[str, int]):
-    """Tasks that may still be sent to running workers, by address, counted when asked for."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self._scheduler = scheduler
-
-    def __missing__(self, address: str) -> int:
-        count = scheduling.slots(self._scheduler, self._scheduler.workers[address])
-        self[address] = count
-        return count
-
-    def __contains__(self, address: object) -> bool:
-        return self._scheduler.workers.get(address) in self._scheduler.running  # type: ignore[call-overload]
-
-    def running(self) -> list[str]:
-        """Addresses of all running workers."""
-        return [ws.address for ws in self._scheduler.running]
-
-
-class _Free:
-    """Those of some workers that have free slots.
-
-    Parameters
-    ----------
-    workers
-        Addresses of running workers.
-    slots
-        Free slots by worker; while this is in use they only become fewer.
-    """
-
-    def __init__(self, workers: Sequence[str], slots: _Slots) -> None:
-        self._workers = workers
-        self._slots = slots
-        #: A heap of (-slots, address); as most calls of `Roots.release` need none, built late.
-        self._heap: list[tuple[int, str]] | None = None
-
-    def most(self) -> str | None:
-        """The worker with the most free slots; None if none has any."""
-        if self._heap is None:
-            self._heap = [(-self._slots[address], address) for address in self._workers]
-            heapq.heapify(self._heap)
-        while self._heap:
-            count, address = self._heap[0]
-            if count >= 0:
-                return None
-            if count == -self._slots[address]:
-                return address
-            heapq.heapreplace(self._heap, (-self._slots[address], address))
-        return None
 
 
 class Roots:
@@ -336,6 +285,21 @@ class Roots:
             self.release_requested = True
             self._loop.call_soon(self._run_release)
 
+    def worker_joined(self, worker: str) -> None:
+        """Look at a worker that has joined, and at no other one for its sake."""
+        if self.any_ready:
+            self._running += self.scheduler.workers.get(worker) in self.scheduler.running
+            self.request_release(worker)
+
+    def worker_left(self, worker: str) -> None:
+        """Look at all workers if tasks were ready for one that has left."""
+        if worker in self.ready or self.families.is_served(worker):
+            if worker in self.ready and worker not in self._stalled:
+                self._stalled.append(worker)
+            self.request_release()
+        else:
+            self._running = len(self.scheduler.running)
+
     def _run_release(self) -> None:
         self.release_requested = False
         self._guard(self.release)
@@ -345,12 +309,16 @@ class Roots:
 
         There are thousands of workers, and this is called for every task: a worker whose slots and
         tasks have not changed since the last call is not looked at, as it would have got tasks
-        then.  All workers are looked at when the number of running ones has changed, and in
-        :meth:`check`: nothing says that a task does not need its slot any more, or was stolen.
+        then.  All workers are looked at when one for which tasks are ready has left, when the
+        number of running ones has changed otherwise, and after :meth:`check`: nothing says that a
+        task does not need its slot any more, or was stolen.
         Tasks of a home worker that cannot run them wait for any other worker with a free slot.
         """
-        slots = _Slots(self.scheduler)
         running = len(self.scheduler.running)
+        if not self.any_ready:
+            self._changed, self._all_changed, self._running = set(), False, running
+            return
+        slots = Slots(self.scheduler)
         if self._all_changed or running != self._running:
             homes, workers = list(self.ready), slots.running()
             self.families.leave(set(workers))
@@ -360,7 +328,7 @@ class Roots:
         self._changed, self._all_changed, self._running = set(), False, running
         homes.sort(key=self._place)
         workers.sort(key=self._place)
-        free = _Free(workers, slots)
+        free = Free(workers, slots)
         recommendations: dict[Any, Any] = {}
         if self.families.of:
             self._release_families(workers, slots, recommendations, urgent=True)
@@ -379,8 +347,8 @@ class Roots:
     def _release_home(
         self,
         home: str,
-        free: _Free,
-        slots: _Slots,
+        free: Free,
+        slots: Slots,
         recommendations: dict[Any, Any],
     ) -> None:
         """Send a home worker its tasks, or another one with free slots where it cannot run them."""
@@ -403,7 +371,7 @@ class Roots:
     def _release_families(
         self,
         workers: Iterable[str],
-        slots: _Slots,
+        slots: Slots,
         recommendations: dict[Any, Any],
         urgent: bool,
     ) -> None:
@@ -449,12 +417,12 @@ class Roots:
             and key not in sent
         )
 
-    def _send(self, key: Any, worker: str, slots: _Slots, recommendations: dict[Any, Any]) -> None:
+    def _send(self, key: Any, worker: str, slots: Slots, recommendations: dict[Any, Any]) -> None:
         restrict_to_home(self.scheduler.tasks[key], worker)
         recommendations[key] = states.PROCESSING
         slots[worker] -= 1
 
-    def _choose_worker(self, home: str, priority: Any, free: _Free, slots: _Slots) -> str | None:
+    def _choose_worker(self, home: str, priority: Any, free: Free, slots: Slots) -> str | None:
         """The worker for the first task of a home worker; None if it stays held."""
         if home in slots:
             if slots[home] > 0 or (slots[home] == 0 and self._precedes_queue(priority)):
@@ -479,7 +447,7 @@ class Roots:
         """Check for held tasks that time out or stall; called regularly."""
         # Tasks that are held do have a worker: they must not fail for lack of one.
         scheduling.restart_timeouts(self.scheduler, self._held())
-        now, slots = scheduling.now(), _Slots(self.scheduler)
+        now, slots = scheduling.now(), Slots(self.scheduler)
         self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
         self._stalled = [
             home

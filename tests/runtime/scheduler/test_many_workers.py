@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,11 +13,11 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, versions
 from distributed.utils import open_port
 from distributed.utils_test import gen_test
 
-from benchmarks.many_workers import Cluster, measure, planned
+from benchmarks.many_workers import Cluster, Worker, measure, planned
 from benchmarks.plugin_cost import collection
 from dasktile._compat.distributed import scheduling
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
@@ -275,3 +276,74 @@ async def test_the_scheduler_is_replaced_twice() -> None:
                     return
                 assert plugin.errors == 0
             await until(future.cancelled)
+
+
+def steps_of(function: Any, *arguments: Any) -> int:
+    """Python's instructions in a call, which grow with every item that a loop looks at."""
+    steps = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*arguments)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@gen_test(timeout=LIMIT)
+async def test_a_worker_that_joins_or_leaves_costs_the_same_with_many_others(
+    busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = 500, 2000
+
+    async def silent(*arguments: Any, **named: Any) -> int:
+        return 0
+
+    # for each worker that joins, distributed compares the versions of all
+    monkeypatch.setattr(versions, "error_message", lambda *_, **__: {})
+    async with cluster_with_plugin(8) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        plugin._check_timer.cancel()
+        async with Client(scheduler.address, asynchronous=True) as client:
+            future = None
+            if busy:
+                # a task that does not end, and meshes of several sizes
+                monkeypatch.setattr(Worker, "write", silent)
+                future = client.submit(abs, -1)
+                await until(lambda: plugin._processing)
+                for positions in (4, 8, 3000):
+                    plugin.homes.table(positions)
+            steps: dict[tuple[str, int], int] = {}
+
+            def counting(event: str) -> Any:
+                method = getattr(plugin, event)
+
+                def counted(*arguments: Any, **named: Any) -> None:
+                    count = steps_of(lambda: method(*arguments, **named))
+                    steps[event, wanted] = count + steps_of(plugin.roots.release)
+
+                return counted
+
+            for wanted in (few, many):
+                await cluster.add(wanted - 1 - len(scheduler.workers))
+                before = set(scheduler.workers)
+                with monkeypatch.context() as patch:
+                    patch.setattr(plugin, "add_worker", counting("add_worker"))
+                    patch.setattr(plugin, "remove_worker", counting("remove_worker"))
+                    await cluster.add(1)
+                    [address] = set(scheduler.workers) - before
+                    await scheduler.remove_worker(address, stimulus_id="leave", expected=True)
+            assert busy != plugin._idle()
+            assert plugin.errors == 0
+            del future
+    for event in ("add_worker", "remove_worker"):
+        # where workers are in sorted order, a search takes two steps more
+        assert 0 < steps[event, many] <= 1.5 * steps[event, few]

@@ -1,0 +1,396 @@
+"""Home workers of the tasks of new graphs, and of pending tasks after workers joined or left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed import Scheduler
+
+from dasktile._compat.dask import fused_keys
+from dasktile._compat.distributed import scheduling, states
+from dasktile.lower.bundle_tasks import has_bundle, is_pick, keys_in
+from dasktile.runtime.scheduler.priorities import position
+from dasktile.runtime.scheduler.roots import (
+    HELD,
+    Roots,
+    combining_tasks,
+    is_cut_data,
+    is_data,
+    is_placed,
+    is_root,
+    reads_only_data,
+    restrict_to_home,
+)
+from dasktile.runtime.scheduler.windows import Windows
+from dasktile.runtime.settings import RuntimeSettings
+from dasktile.schedule.families import families
+from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
+from dasktile.schedule.placement import MARK, primary, token
+
+if TYPE_CHECKING:
+    from distributed.scheduler import TaskState
+
+#: States of tasks that are not sent to a worker yet.
+_PENDING = (states.RELEASED, states.WAITING, states.NO_WORKER)
+
+
+@dataclass
+class Placed:
+    """What was found in a new graph.
+
+    Attributes
+    ----------
+    count
+        Number of tasks that have got a home worker.
+    first
+        A task of every layer of a plan.
+    bundles
+        The bundles.
+    layers
+        The homes of all layers.
+    """
+
+    layers: LayerTable
+    count: int = 0
+    first: dict[Any, TaskState] = field(default_factory=dict)
+    bundles: list[TaskState] = field(default_factory=list)
+
+
+class Placing:
+    """Restricts tasks to their home workers.
+
+    Parameters
+    ----------
+    scheduler
+        The scheduler of the tasks.
+    homes
+        The workers in mesh order.
+    roots, windows
+        The tasks that are held.
+    settings
+        Constants.
+    restricts
+        False to count the tasks of plans without restricting them.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        homes: Homes,
+        roots: Roots,
+        windows: Windows,
+        settings: RuntimeSettings,
+        restricts: bool,
+    ) -> None:
+        self.scheduler = scheduler
+        self.settings = settings
+        self.roots = roots
+        self.windows = windows
+        self.homes = homes
+        self._restricts = restricts
+        #: Names of arrays whose placement other layers follow, by token.
+        self._followed_names: dict[str, str] = {}
+
+    def place(self, keys: Iterable[Any]) -> Placed:
+        """Restrict the new tasks of plans to their home workers.
+
+        Parameters
+        ----------
+        keys
+            Keys of the tasks of one new graph; none is sent to a worker yet.
+        """
+        tasks = self.scheduler.tasks
+        layers = LayerTable(self.homes)
+        found = Placed(layers)
+        first, bundles = found.first, found.bundles
+        homes: dict[Any, str] = {}
+        between: list[TaskState] = []
+        others: list[TaskState] = []
+        #: Layers of which a task of the layer itself is in `first`.
+        settled: set[Any] = set()
+        self._followed_names = {}
+        restrict = self._restrict_function()
+        # Called for every task of every graph: each layer name is parsed once, and keys of fused
+        # tasks are read only if the name of the task is not of a plan.
+        for key in keys:
+            name = key[0] if type(key) is tuple else key
+            layer = layers[name]
+            ts = tasks[key]
+            planned = key
+            if layer is None:
+                planned = _planned_in(ts, layers)
+                if planned is None:
+                    others.append(ts)
+                    continue
+                name = planned[0]
+                layer = layers[name]
+            if not is_new(ts):
+                continue
+            if name not in settled and (name not in first or planned is key):
+                first[name] = ts
+                if _is_marked(key):
+                    settled.add(name)
+                for part in _of_plans(fused_keys(ts.run_spec), layers):
+                    first.setdefault(part[0], ts)
+            if has_bundle(ts.run_spec):
+                bundles.append(ts)
+            assert layer is not None
+            if layer.placement is None:
+                between.append(ts)
+                continue
+            home = layer.home(planned[1:]) or self._home_of_followed(layer, planned[1:], homes)
+            if home is not None:
+                homes[key] = home
+                restrict(ts, home)
+        if homes:
+            self._place_others(between, others, homes)
+        elif self._restricts and self.roots.throttled:
+            self._group_roots(others)
+        found.count = len(homes)
+        return found
+
+    def _place_others(
+        self, between: list[TaskState], others: list[TaskState], homes: dict[Any, str]
+    ) -> None:
+        """Place tasks whose layer names have no placement next to tasks that have one.
+
+        A slice of a plan is placed on the worker of its tile, or of the large block of data that it
+        is cut from; a pick on that of its bundle; another task that reads only data of the graph on
+        that of its readers; and a task that is the only reader of its inputs on that of these.
+
+        Parameters
+        ----------
+        between
+            Tasks of a plan whose layer has no placement of its own.
+        others
+            Tasks that belong to no plan.
+        homes
+            Home workers by key; those of the placed tasks are added.
+        """
+        restrict = self._restrict_function()
+        near = {ts.key for ts in between}
+        between.sort(key=lambda ts: ts.priority or ())
+        after = []
+        new = list(filter(is_new, others))
+        for ts in [*filter(is_cut_data, new), *between, *new]:
+            if ts.key in homes:
+                continue
+            # data with a home is a tile, and only its slices are sent
+            if not reads_only_data(ts) or any(read.key in homes for read in ts.dependencies):
+                if ts.key not in near:
+                    after.append(ts)
+                continue
+            # slices have no home worker yet; other tasks read them
+            slices = {
+                reader.key
+                for reader in ts.dependents
+                if (reader.key in near or len(reader.dependencies) == 1) and reader.key not in homes
+            }
+            readers = list(ts.dependents)
+            for reader in ts.dependents:
+                readers += reader.dependents if reader.key in slices else ()
+            if all(
+                reader.key in homes or reader.key in near or reader.key in slices
+                for reader in readers
+            ):
+                self._place_near(ts, readers, homes, restrict)
+        for ts in between:
+            if ts.key in homes:
+                continue
+            self._place_near(ts, ts.dependencies, homes, restrict, near)
+        for ts in sorted(after, key=lambda ts: ts.priority or ()):
+            alone = all(len(read.dependents) == 1 for read in ts.dependencies) or is_pick(
+                ts.run_spec
+            )
+            if alone and all(read.key in homes for read in ts.dependencies):
+                self._place_near(ts, ts.dependencies, homes, restrict)
+
+    def _group_roots(self, new: list[TaskState]) -> None:
+        """Hold root tasks of a graph without a plan in families, each of which one worker runs."""
+        settings, threads = self.settings, self.scheduler.total_nthreads
+        if len(self.homes.workers) < 2:
+            return
+        roots = []
+        for ts in new:
+            if (
+                is_root(ts)
+                and not is_data(ts)
+                and is_new(ts)
+                and position(ts) is None
+                and scheduling.is_queued_when_ready(self.scheduler, ts)
+            ):
+                roots.append(ts)
+                if len(roots) > settings.max_grouped:
+                    return
+        most = min(settings.max_family, len(roots) // (4 * max(1, threads)))
+        if most < settings.min_family:
+            return
+        roots.sort(key=lambda ts: ts.priority or ())
+        # a task that reads most of them is the end of the graph, or a barrier
+        combining = combining_tasks(min(settings.max_combined, len(roots) // 2))
+        grouped = families(roots, combining, most)
+        if 2 * len(grouped) <= len(roots):
+            for family in grouped:
+                self.roots.hold_family(family)
+
+    def _place_near(
+        self,
+        ts: TaskState,
+        touched: Iterable[TaskState],
+        homes: dict[Any, str],
+        restrict: Callable[[TaskState, str], None],
+        near: Collection[Any] = (),
+    ) -> None:
+        """Place a task on the worker that has most of its neighbours.
+
+        Neighbours in `near`, which have no home worker of their own, only break ties.
+        """
+        counts: dict[str, tuple[int, int]] = {}
+        for other in touched:
+            home = homes.get(other.key) or self._location(other, homes)
+            if home is not None:
+                planned, placed = counts.get(home, (0, 0))
+                counts[home] = planned + (other.key not in near), placed + 1
+        if counts:
+            [best, *rest] = counts
+            if rest:
+                # of equal ones the first in mesh order
+                best = max(sorted(counts, key=self.homes.place), key=counts.__getitem__)
+            homes[ts.key] = best
+            restrict(ts, best)
+
+    def _home_of_followed(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
+        """The worker of the block that a task follows; None if it follows none."""
+        block = layer.followed(index)
+        if block is None or layer.placement is None or layer.placement.follow is None:
+            return None
+        if not self._followed_names:
+            names = scheduling.array_names(self.scheduler)
+            self._followed_names = {token(name): name for name in names if isinstance(name, str)}
+        leader = self._followed_names.get(layer.placement.follow[0])
+        ts = self.scheduler.tasks.get((leader or "", *block))
+        return None if ts is None else self._location(ts, homes)
+
+    def _location(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
+        """The worker that has or will have a result; None if that is unknown."""
+        if ts.who_has:
+            addresses = sorted((ws.address for ws in ts.who_has), key=self.homes.place)
+            index = ts.key[1:] if type(ts.key) is tuple else ()
+            return primary([i for i in index if isinstance(i, int)], addresses)
+        if ts.key in homes:
+            return homes[ts.key]
+        if ts.key in self.roots.homes:
+            return self.roots.homes[ts.key]
+        if ts.key in self.roots.families.of or ts.key in self.windows:
+            return None
+        if ts.processing_on is not None:
+            address: str = ts.processing_on.address
+            return address
+        if ts.worker_restrictions:
+            return min(ts.worker_restrictions, key=self.homes.place)
+        return None
+
+    def _restrict_function(self) -> Callable[[TaskState, str], None]:
+        """The function that restricts a task to its home worker, by the configuration."""
+        if not self._restricts:
+            return lambda ts, home: None
+        if not self.roots.throttled:
+            return restrict_to_home
+        hold = self.roots.hold
+
+        def restrict(ts: TaskState, home: str) -> None:
+            (hold if is_root(ts) else restrict_to_home)(ts, home)
+
+        return restrict
+
+    def reassign(self) -> None:
+        """Restrict pending tasks to their home workers among the present workers."""
+        alive = self.homes.workers
+        if not alive:
+            return
+        grouped = self.roots.families.of
+        pending = [
+            ts
+            for key, ts in self.scheduler.tasks.items()
+            if is_placed(ts) and ts.state in _PENDING and key not in grouped
+        ]
+        pending.sort(key=lambda ts: ts.priority or ())
+        layers = LayerTable(self.homes)
+        free: list[TaskState] = []
+        load = Counter(dict.fromkeys(alive, 0))
+        for ts in pending:
+            key: Any = ts.key
+            name = key[0] if type(key) is tuple else key
+            layer = layers[name]
+            if layer is None and (planned := _planned_in(ts, layers)) is not None:
+                key = planned
+                layer = layers[key[0]]
+            before = self._location(ts, {})
+            if layer is None and any(map(_is_marked, (ts.key, *keys_in(ts.run_spec)))):
+                free.append(ts)  # the plan has fewer workers than there are now
+                continue
+            home = None
+            if layer is not None and layer.placement is not None:
+                home = layer.home(key[1:]) or self._home_of_followed(layer, key[1:], {})
+            home = home or before
+            if home is None or home not in load:
+                home = min(alive, key=lambda address: load[address])
+            load[home] += 1
+            if home == before:
+                continue
+            if ts.key in self.roots.homes:
+                self.roots.change_home(ts, home)
+            else:
+                restrict_to_home(ts, home)
+        self.roots.free(free)
+        self.roots.request_release()
+
+    def hold_lost_root(self, ts: TaskState) -> None:
+        """Hold a root task that is recomputed because its result was lost."""
+        if not is_placed(ts) or not self.roots.throttled:
+            return
+        home = self._location(ts, {})
+        if home is not None and home != HELD and reads_only_data(ts):
+            self.roots.hold(ts, home)
+
+
+def _of_plans(keys: Iterable[Any], layers: LayerTable) -> list[Any]:
+    """The keys of tasks of a plan."""
+    return [key for key in keys if type(key) is tuple and layers[key[0]] is not None]
+
+
+def _planned_in(ts: TaskState, layers: LayerTable) -> Any:
+    """The key of the last task of a plan that a task runs; None if there is none.
+
+    A task whose layer has a placement is preferred.
+    """
+    keys = keys_in(ts.run_spec)
+    if not keys:
+        return None  # as most tasks
+    parts = _of_plans(keys, layers)
+    placed = [
+        key
+        for key in parts
+        if (layer := layers[key[0]]) is not None and layer.placement is not None
+    ]
+    return next(reversed(placed or parts), None)
+
+
+def _is_marked(key: Any) -> bool:
+    """Whether a key is of a layer of a plan."""
+    return type(key) is tuple and isinstance(key[0], str) and MARK in key[0]
+
+
+def is_new(ts: TaskState) -> bool:
+    """Whether a task is to run and has no restrictions by the user."""
+    return (
+        ts.state == states.RELEASED
+        and ts.run_spec is not None
+        and not ts.worker_restrictions
+        and not ts.host_restrictions
+        and not ts.resource_restrictions
+        and not ts.actor
+    )

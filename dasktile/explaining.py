@@ -84,8 +84,12 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         dims=_dims_of(chosen.planned.plan.program, request.names, request.groups),
     )
     if chosen.after is None and unpredicted and not choice.too_large(request, chosen):
-        # bytes of results of unknown sizes are not counted
-        explanation = replace(explanation, proven_optimal=False)
+        # bytes of results of unknown sizes are not counted, but for those of earlier plans
+        unplanned = _received(request.graph) if request.machine.placed and not is_again else 0
+        explanation = replace(explanation, proven_optimal=False, bytes_unplanned=unplanned)
+    if unknown:
+        # nobody knows the size of what is joined
+        explanation = replace(explanation, joined=0)
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
         count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))

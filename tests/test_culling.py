@@ -528,7 +528,7 @@ def read(source: Lazy, index: Any) -> np.ndarray:
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     derandomize=True,
     database=None,

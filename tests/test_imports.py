@@ -151,7 +151,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.svg",
             "tiling.fewer",
         },
-        set(),
+        {"dask"},
     ),
     "report.describing": (
         {"ir", "report.dimensions", "report.explanation", "report.rows", "tiling.plan"},

@@ -123,10 +123,16 @@ def _rechunked(value: Any, chunks: Any) -> Any:
 
 
 def _check_axes(array: Any, chunks: Any) -> None:
-    """Raise an error for a tuple that has not one entry for each axis.
+    """Raise an error for a tuple that has not one entry for each axis, or a dict with names.
 
     Dask ignores those that are too many.  A number without axes has no chunks to change.
     """
+    names = [key for key in chunks if isinstance(key, str)] if isinstance(chunks, Mapping) else []
+    if names:
+        raise TypeError(
+            f"chunks={chunks!r} must have integers for the axes of a dask array; got {names[0]!r}:"
+            " names of dimensions are for xarray objects"
+        )
     if isinstance(chunks, (tuple, list)) and len(chunks) != array.ndim > 0:
         raise ValueError(
             f"chunks={chunks!r} must have one entry for each axis of shape {array.shape}: a size,"

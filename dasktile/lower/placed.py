@@ -18,7 +18,7 @@ from dasktile._compat.dask import Alias, DataNode, Task, TaskRef, argument_of_de
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.capture.titles import call_of_layer
-from dasktile.lower.names import is_of_bundles
+from dasktile.lower.bundle_tasks import has_bundle
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
@@ -126,7 +126,7 @@ def guessed_names(tasks: GraphTasks) -> tuple[str, ...]:
 
 def _operation(tasks: GraphTasks, number: int) -> str:
     """What a task belongs to, in words of the user."""
-    if is_of_bundles(tasks.heads[number]):
+    if has_bundle(tasks.tasks[number]):
         return "what was optimised before"
     if getattr(tasks.tasks[number], "func", None) is argument_of_delayed:
         return "arguments of delayed functions"

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dask.utils import parse_bytes
+
 from dasktile.report import html as page
 from dasktile.report import svg as picture
 from dasktile.report.formatting import (
@@ -70,7 +72,7 @@ class Explanation:
       its best worker; always shown, but of the input's chunks not where steps that are not counted
       may move more than the plan (`uncounted`);
     - *in all*: these, and those that tasks of one operation receive from each other, as of
-      ``da.linalg.solve``, where that is more; `bytes_predicted`;
+      ``da.linalg.solve``, or those of an earlier plan, where that is more; `bytes_predicted`;
     - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
       Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
       graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
@@ -165,8 +167,8 @@ class Explanation:
         own graph are then predicted only where they are far more than those of the plan, or where
         it is kept because it moves fewer.
     bytes_unplanned
-        Bytes that tasks of one operation receive from each other, which the model does not count;
-        0 if they are few or unknown.
+        Bytes that tasks of one operation receive from each other, or those of an earlier plan in
+        the same graph, which the model does not count; 0 if they are few or unknown.
     planned
         True if the input is what ``optimize`` returned.  *before* and *after* then are the numbers
         of what it was given, and of the input; `changed` is False.
@@ -268,7 +270,7 @@ class Explanation:
         return values
 
     def table(
-        self, *, largest: int | None = None, min_bytes: float = 0, full_names: bool = False
+        self, *, largest: int | None = None, min_bytes: float | str = 0, full_names: bool = False
     ) -> str:
         """The table of arrays as text, of some rows only for large graphs.
 
@@ -277,7 +279,7 @@ class Explanation:
         largest
             Number of rows: those with the most bytes moved, before or after.  By default all.
         min_bytes
-            Bytes moved, before or after, from which a row is shown.
+            Bytes moved, before or after, from which a row is shown; also as ``"1 MiB"``.
         full_names
             Whether names, inputs and dtypes are shown in full, in a table that may be wider than 80
             columns.
@@ -291,7 +293,7 @@ class Explanation:
         Raises
         ------
         TypeError, ValueError
-            If `largest` is no integer >= 1, or `min_bytes` no number >= 0.
+            If `largest` is no integer >= 1, or `min_bytes` no number >= 0 and no bytes.
 
         Examples
         --------
@@ -306,6 +308,13 @@ class Explanation:
         """
         if largest is not None:
             _check_number("largest", largest, "an integer", 1)
+        if isinstance(min_bytes, str):
+            try:
+                min_bytes = parse_bytes(min_bytes)
+            except ValueError:
+                raise ValueError(
+                    f"min_bytes must be a number of bytes such as '1 MiB', >= 0; got {min_bytes!r}"
+                ) from None
         _check_number("min_bytes", min_bytes, "a number", 0)
         rows = busiest_rows(self.nodes, largest, min_bytes)
         table = text_table(self.nodes, rows, full_names)
@@ -314,7 +323,7 @@ class Explanation:
         return "\n".join(part for part in (table, rest) if part)
 
     def text(
-        self, *, largest: int | None = None, min_bytes: float = 0, full_names: bool = False
+        self, *, largest: int | None = None, min_bytes: float | str = 0, full_names: bool = False
     ) -> str:
         """What ``print`` shows, where the table may have some rows only.
 
@@ -468,8 +477,8 @@ class Explanation:
         if self._has_plan and self.bytes_unplanned:
             received = format_bytes(self.bytes_predicted)
             lines.append(
-                f"workers receive {received} in all, with what tasks of one operation receive from"
-                " each other"
+                f"workers receive {received} in all, with what tasks of one operation, or of an"
+                " earlier plan, receive from each other"
             )
         elif self.uncounted and self.workers > 1:
             names = [row_name(row, self.nodes[row]) for row in self.uncounted]
@@ -559,8 +568,12 @@ class Explanation:
         before, after = self.bytes_before, self.bytes_after
         moved = f"moves {format_bytes(after)} between workers"
         if self._is_comparable:
-            moved = _instead("moves", before, after, " between workers")
+            # on their best workers, where Dask's scheduler would not place all tasks
+            same = ", as with the input's chunks"
+            moved = _instead("moves", before, after, " between workers", same=same)
         line = f"{moved} ({self._certificate()})"
+        if after > _MORE_RECEIVED * max(before, LARGE) and (gains := self._gains()):
+            line += f"; accepted for {' and '.join(gains)}"
         if self.run_tasks_before is None or self.run_tasks_after is None:
             # those that run are unknown, of one graph at least
             model = "by the model, " if self.unpredicted else ""
@@ -568,6 +581,14 @@ class Explanation:
             if self.bundle:
                 line += f", which run in bundles of up to {self.bundle:,}"
         return line
+
+    def _gains(self) -> list[str]:
+        """What a plan has that moves more bytes than the input's chunks."""
+        gains = {
+            "fewer tasks": self.tasks_after < self.tasks_before,
+            "more even work": self.balance_after < self.balance_before,
+        }
+        return [gain for gain, is_gained in gains.items() if is_gained]
 
     def _unchanged(self) -> tuple[str, str]:
         """That the input is returned, and why; and what the model counts for it."""
@@ -611,8 +632,7 @@ class Explanation:
             what = "takes" if before is None else "moves and holds"
             return [f"{line}; what Dask's own graph {what} is {unknown}"]
         if self.workers > 1 and first is not None and last is not None:
-            roughly = "roughly " if self.in_memory else ""
-            line += f", workers {_instead('receive about', first, last, '', roughly=roughly)}"
+            line += f", workers {_instead('receive about', first, last, '', roughly='roughly ')}"
             if format_bytes(first) != format_bytes(last):
                 line += " where Dask's scheduler places its own graph"
             if last > _MORE_RECEIVED * max(self.bytes_predicted, LARGE):
@@ -649,10 +669,9 @@ class Explanation:
             return "no lower bound is known"
         bound = f"lower bound {format_bytes(self.lower_bound)}"
         if self.grids:
-            bound += f" on {self.grids}"
-        if self.lower_bound > self.bytes_before:
-            which = "all workers" if self.used_workers is None else "their workers"
-            bound += f", of tilings that use {which} evenly"
+            bound += f" on {self.grids}, used evenly"
+        elif self.lower_bound > self.bytes_before:
+            bound += ", of tilings that use all workers evenly"
         if self.proven_optimal:
             return f"{bound}: proven optimal"
         if 0 < self.lower_bound < self.bytes_after:
@@ -673,9 +692,16 @@ def _check_number(name: str, value: object, what: str, least: int) -> None:
         raise ValueError(f"{allowed}; got {value!r}")
 
 
-def _instead(verb: str, before: int, after: int, what: str, roughly: str = "") -> str:
+def _instead(
+    verb: str,
+    before: int,
+    after: int,
+    what: str,
+    roughly: str = "",
+    same: str = ", as before",
+) -> str:
     if format_bytes(before) == format_bytes(after):
-        return f"{verb} {format_bytes(after)}{what}, as before"
+        return f"{verb} {format_bytes(after)}{what}{same}"
     return f"{verb} {format_bytes(after)} instead of {roughly}{format_bytes(before)}{what}"
 
 

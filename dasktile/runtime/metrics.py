@@ -305,10 +305,13 @@ class Metrics:
         )
 
     def _summary(self) -> str:
+        predicted = f"predicted {format_bytes(self.bytes_predicted)}"
+        if not self.placed and not self.bytes_predicted:
+            predicted = "no plan was run"
         lines = [
             f"{format_count(len(self.workers), 'worker')} received"
             f" {format_bytes(self.bytes_received)} from each other,"
-            f" predicted {format_bytes(self.bytes_predicted)};"
+            f" {predicted};"
             f" {format_count(self.tasks, 'task')}, {self.placed:,} placed"
         ]
         if self.bytes_spilled:

@@ -355,12 +355,15 @@ def _objection(
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
     if _moves_too_much(before.price, after.price, rules):
-        return _moves_more(before.price, after.price)
+        return _moves_more(before.price, after.price, planner.placed)
     return ""
 
 
-def _moves_more(before: Price, after: Price) -> str:
+def _moves_more(before: Price, after: Price, placed: bool) -> str:
     """Why cheaper tiles that move more bytes are not used, and what to do instead."""
+    instead = "for fewer tasks, make the inputs in larger chunks"
+    if not placed:
+        instead = "on a cluster after dasktile.enable(client), a task runs several blocks"
     old, new = sum(before.tasks), sum(after.tasks)
     cheaper = "tiles that cost less otherwise"
     if new < old:
@@ -369,10 +372,7 @@ def _moves_more(before: Price, after: Price) -> str:
     moved = "bytes between workers, where the input's own chunks move none"
     if before.bytes:
         moved = f"{_growth(after.bytes / before.bytes)} between workers"
-    return (
-        f"{cheaper} would move {moved}, which optimize does not accept; for fewer tasks, make the"
-        " inputs in larger chunks"
-    )
+    return f"{cheaper} would move {moved}, which optimize does not accept; {instead}"
 
 
 def _growth(ratio: float) -> str:

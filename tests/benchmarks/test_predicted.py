@@ -73,7 +73,8 @@ def test_no_way_in_loses_the_plan(way: str) -> None:
         assert not cell.predicted
         cell = replace(cell, predicted=cell.received, booked=cell.received)
     assert not cell.complaint()
-    assert stock > 1e5
+    # all but those that store the blocks
+    assert cell.placed >= 0.9 and stock > 1e5
 
 
 #: Expressions of which the prediction is known to be wrong, and why.

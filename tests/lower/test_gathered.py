@@ -184,13 +184,13 @@ def _same(block: Any) -> Any:
 def test_random_expressions_have_the_same_values_in_tuples(workers: Callable[..., None]) -> None:
     taken = []
 
-    @examples(300)
+    @examples(120)
     @given(expressions())
     def every(e: Expression) -> None:
         taken.append(_in_tuples(e, workers))
 
     every()
-    assert sum(taken) > 10
+    assert sum(taken) > 4
 
 
 @pytest.mark.slow

@@ -301,6 +301,7 @@ def test_some_rows_of_the_table() -> None:
     assert rows[-1] == "and 2 more arrays"
     assert explanation.table(min_bytes=1) == explanation.table(largest=1)
     assert explanation.table(min_bytes=2e9) == "and 3 more arrays"
+    assert explanation.table(min_bytes="2 GB") == "and 3 more arrays"
     assert explanation.table() == explanation.table(largest=3) == str(explanation).split("\n\n")[1]
 
 
@@ -321,7 +322,9 @@ def test_arguments_of_the_table() -> None:
         (ValueError, {"largest": 0}),
         (TypeError, {"largest": 1.5}),
         (ValueError, {"min_bytes": -1}),
-        (TypeError, {"min_bytes": "1 MB"}),
+        (TypeError, {"min_bytes": None}),
+        (ValueError, {"min_bytes": "large"}),
+        (ValueError, {"min_bytes": "-1 MB"}),
     ):
         (name,) = options
         with pytest.raises(error, match=f"{name} must be a.* >= [01]; got"):
@@ -400,7 +403,10 @@ def runs_of(before: int | None, after: int | None) -> tuple[Prediction | None, P
 
 def test_tasks_and_bytes_of_simulated_runs() -> None:
     told = describe_plan(gram(True), runs=runs_of(5, 6))
-    line = "as it runs: 20 tasks instead of 1,000, workers receive about 1.0 MiB instead of 4.0 MiB"
+    line = (
+        "as it runs: 20 tasks instead of 1,000, workers receive about 1.0 MiB instead of roughly"
+        " 4.0 MiB"
+    )
     assert f"{line} where Dask's scheduler places its own graph" in str(told).replace("\n  ", " ")
     assert (told.run_tasks_before, told.run_tasks_after) == (1000, 20)
     assert (told.received_before, told.received_after) == (4 * 2**20, 2**20)

@@ -184,8 +184,8 @@ def explain(
     The first lines are about the whole expression:
 
     - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
-      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan; *roughly* if
-      inputs are in memory already, and only where the former are far more;
+      of Dask's own graph, whose tasks Dask's scheduler places (known *roughly*), and of the plan;
+      if inputs are in memory already only where the former are far more;
     - *moves*: bytes that workers receive from each other, with the plan and with the input's own
       chunks; both by a model that runs every task on its best worker, which Dask's scheduler does
       not do: it moves more;

@@ -179,7 +179,7 @@ def has_plan(request: Request) -> bool:
     placements = map(decode, request.graph.layers)
     meshes = {placement.workers for placement in placements if placement is not None}
     workers = request.machine.workers
-    return bool(meshes) and meshes <= {workers, *fewer_workers(workers)}
+    return len(meshes) == 1 and meshes <= {workers, *fewer_workers(workers)}
 
 
 def chosen_plan(request: Request) -> Candidate | None:

@@ -68,6 +68,17 @@ def depths_of(function: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]
     return None if any(depth < 0 for depth in depths.values()) else depths
 
 
+def may_filter(function: Any) -> bool:
+    """Whether a function is a filter of this module, in some forms of the call at least.
+
+    Parameters
+    ----------
+    function
+        Any function.
+    """
+    return type(function) is FunctionType and function.__name__ in _RULES and _is_of_scipy(function)
+
+
 def _is_of_scipy(function: FunctionType) -> bool:
     """Whether the code of a function is SciPy's: others may take its place."""
     scipy = sys.modules.get("scipy")

@@ -6,8 +6,9 @@ or filters that read a known number of neighbours.  Here such a function is call
 place of its blocks.  Everything that is allowed is listed:
 
 - the instructions of its code: no loops, handlers, inner functions, tests of identity, subscripts,
-  assignments to what is not local; lists that are written out, but not what changes them;
-- what it sees: numbers of Python, strings, tuples of these, NumPy and two modules of SciPy, and
+  assignments to what is not local;
+- what it sees: numbers of Python, strings, tuples of these, lists that it has made, NumPy and two
+  modules of SciPy, and
   other functions of the user, which are called in the same way; numbers of NumPy, types of
   elements, arrays and lists only as arguments of these, which it can calculate with, but neither
   compare nor test;
@@ -31,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from dasktile.capture.filters import Depths, depths_of
+from dasktile.capture.filters import Depths, depths_of, may_filter
 
 #: Calls and values in a trace, and elements along an axis of an array made in it, at the most.
 _MOST_CALLS, _MOST_ELEMENTS = 500, 100
@@ -116,6 +117,7 @@ _OBSTACLES = {
     "GET_ITER": "it has a loop",
     "JUMP_BACKWARD": "it has a loop",
     "BINARY_SLICE": "it takes parts of arrays",
+    "BUILD_SLICE": "it takes parts of arrays",
     "BINARY_SUBSCR": "it takes parts of arrays",
     "MAKE_FUNCTION": "it has an inner function",
     "STORE_ATTR": "it changes an object",
@@ -338,7 +340,7 @@ class _Opaque(_Hidden):
         self._value = value
 
     def sum(self) -> _Opaque:
-        if not isinstance(self._value, (np.ndarray, np.generic)):
+        if not isinstance(self._value, (np.ndarray, np.generic)) or _is_large(self._value):
             raise UntraceableError
         return _Opaque(self._value.sum())
 
@@ -353,7 +355,7 @@ def _calculated(operation: Callable[[Any, Any], Any], *values: Any) -> Any:
     operands = tuple(map(_raw, values))
     if not any(isinstance(operand, (np.ndarray, np.generic)) for operand in operands):
         raise UntraceableError
-    if math.prod(map(np.size, operands)) > _MOST_ELEMENTS**2:
+    if math.prod(np.broadcast_shapes(*map(np.shape, operands))) > _MOST_ELEMENTS**2:
         raise UntraceableError
     with np.errstate(all="ignore"):
         return _Opaque(operation(*operands))
@@ -447,7 +449,12 @@ class _Trace:
             return tuple(map(self.known, value))
         if kind is list:
             return _Opaque([_raw(self.known(each)) for each in value])
-        if kind is np.ndarray or issubclass(kind, np.dtype):
+        if issubclass(kind, np.dtype):
+            return _Opaque(value)
+        if kind is np.ndarray:
+            # what is calculated with objects is code of their classes
+            if value.dtype.hasobject:
+                raise UntraceableError
             return _Opaque(value)
         if (
             issubclass(kind, np.generic)
@@ -504,7 +511,7 @@ class _Trace:
     def _apply_to_numbers(self, function: Any, args: Any, kwargs: Any) -> Any:
         if _is_one_of(function, _LITERALS) and len(args) == 1 and not kwargs:
             array = np.array(_raw(args[0]))
-            if array.dtype.kind not in "biufc" or array.size > _MOST_ELEMENTS**2:
+            if array.dtype.kind not in "biufc" or _is_large(array):
                 raise UntraceableError
             return _Opaque(array)
         if _is_one_of(function, _MAKERS) and args and not kwargs:
@@ -516,7 +523,10 @@ class _Trace:
                 raise UntraceableError
             if math.prod(sizes) > _MOST_ELEMENTS**2:
                 raise UntraceableError
-            return _Opaque(function(sizes, *map(_raw, values)))
+            array = function(sizes, *map(_raw, values))
+            if array.dtype.hasobject:
+                raise UntraceableError
+            return _Opaque(array)
         if type(function) is not np.ufunc or not all(map(_is_number, args)) or None in args:
             raise UntraceableError
         _check_ufunc(function, args, kwargs)
@@ -529,8 +539,12 @@ class _Trace:
             return self._functions[id(function)]
         names = set(_allowed_names(function.__code__))
         visible: dict[str, Any] = {"__builtins__": {"__import__": self._import}}
-        if getattr(function, "__builtins__", {}).get("abs") is abs:
+        builtins = getattr(function, "__builtins__", {})
+        if builtins.get("abs") is abs:
             visible["__builtins__"]["abs"] = abs
+        for number in _NUMBERS:
+            if builtins.get(number.__name__) is number:
+                visible["__builtins__"][number.__name__] = _Opaque(number)
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
         copy = types.FunctionType(function.__code__, visible, function.__name__, closure=cells)
         # before its globals, which may be functions that call it
@@ -578,7 +592,13 @@ def _found(function: Any, table: Mapping[Any, Any]) -> Any:
     for known, entry in table.items():
         if known is function:
             return entry
-    raise UntraceableError(f"it calls {getattr(function, '__name__', 'a function')}")
+    form = " in a form that is not supported" if may_filter(function) else ""
+    raise UntraceableError(f"it calls {getattr(function, '__name__', 'a function')}{form}")
+
+
+def _is_large(values: Any) -> bool:
+    """Whether an array has more elements than a trace calculates with."""
+    return bool(np.size(values) > _MOST_ELEMENTS**2)
 
 
 def _is_one_of(function: Any, functions: Iterable[Any]) -> bool:
@@ -615,6 +635,8 @@ def _package(function: types.FunctionType) -> str:
 def _raw(value: Any) -> Any:
     """An argument as a known function gets it."""
     if type(value) in (tuple, list):
+        if len(value) > _MOST_ELEMENTS**2:
+            raise UntraceableError
         return type(value)(map(_raw, value))
     if type(value) is _Opaque:
         return value._value

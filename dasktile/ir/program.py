@@ -23,7 +23,7 @@ from operator import itemgetter
 MAX_WORKERS = 4096
 
 #: The reason of an array whose tasks are those of a plan, bundled maybe.
-ALREADY_TILED = "already tiled by dasktile; a whole expression is best optimised at once"
+ALREADY_TILED = "already tiled by dasktile; to plan it again, optimise the whole expression"
 
 #: Chunk sizes along every axis of an array, as dask writes them.
 Chunks = tuple[tuple[int, ...], ...]

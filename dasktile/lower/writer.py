@@ -103,7 +103,8 @@ class Lowered:
         ends: dict[str, list[Any]] = {}
         for name, keys in self.written.keys.items():
             new = [(self._name(name), *key[1:]) for key in keys]
-            ends[self._name(name)] = [taken[key].key if key in taken else key for key in new]
+            wanted = (taken[key].key if key in taken else key for key in new)
+            ends[self._name(name)] = list(dict.fromkeys(wanted))
         limits, memory = self.written.limits, self.bundled.memory
         return placed_tasks(self.graph, ends, limits, memory, by_place)
 

@@ -29,7 +29,7 @@ from dasktile.report.rows import (
     row_name,
     text_table,
 )
-from dasktile.tiling.fewer import few_grids
+from dasktile.tiling.fewer import why_fewer
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
@@ -76,7 +76,8 @@ class Explanation:
     - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
       Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
       graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
-      where inputs are in memory already, of Dask's own graph *roughly*, if it is far more;
+      that of Dask's own graph is *roughly* known, and where inputs are in memory already it is
+      shown only if it is far more;
     - *received*: measured; shown by ``dasktile.metrics``, ``dasktile.diagnose`` and the dashboard;
     - *predicted*: the `bytes_predicted` of the plans that were run, beside the measured bytes;
       shown by ``dasktile.metrics`` and the dashboard.
@@ -531,7 +532,7 @@ class Explanation:
             return ""
         used, count = f"{self.used_workers:,}", f"{self.workers:,}"
         return (
-            f"tiles for {used} of {count} workers, as {few_grids(self.workers)}: a plan for all of"
+            f"tiles for {used} of {count} workers, as {why_fewer(self.workers)}: a plan for all of"
             f" them would move {format_bytes(self.bytes_on_all)}"
         )
 
@@ -573,7 +574,7 @@ class Explanation:
             moved = _instead("moves", before, after, " between workers", same=same)
         line = f"{moved} ({self._certificate()})"
         if after > _MORE_RECEIVED * max(before, LARGE) and (gains := self._gains()):
-            line += f"; accepted for {' and '.join(gains)}"
+            line += f"; it has {' and '.join(gains)}"
         if self.run_tasks_before is None or self.run_tasks_after is None:
             # those that run are unknown, of one graph at least
             model = "by the model, " if self.unpredicted else ""
@@ -586,6 +587,8 @@ class Explanation:
         """What a plan has that moves more bytes than the input's chunks."""
         gains = {
             "fewer tasks": self.tasks_after < self.tasks_before,
+            "less to spill": self.spilled_after < self.spilled_before,
+            "less to read": self.read_after < self.read_before,
             "more even work": self.balance_after < self.balance_before,
         }
         return [gain for gain, is_gained in gains.items() if is_gained]
@@ -629,8 +632,10 @@ class Explanation:
         if self.unpredicted:
             if self.workers > 1 and last is not None:
                 line += f", workers receive about {format_bytes(last)}"
-            what = "takes" if before is None else "moves and holds"
-            return [f"{line}; what Dask's own graph {what} is {unknown}"]
+            what = "how many tasks Dask's own graph has, and what it moves and holds,"
+            if before is not None:
+                what = "what Dask's own graph moves and holds"
+            return [f"{line}; {what} is {unknown}"]
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '', roughly='roughly ')}"
             if format_bytes(first) != format_bytes(last):

@@ -97,17 +97,17 @@ class _Gathering:
         self._owners: dict[Key, list[_Result]] = {}
         self._received = received
         self._arrived = 0
+        #: By key of a value, the blocks that are in it.
+        self._blocks: dict[Key, set[Key]] = {}
         try:
             self._results = _submitted(client, collections, self._futures)
+            for result in self._results:
+                for key, blocks in result.places.items():
+                    self._owners.setdefault(key, []).append(result)
+                    self._blocks.setdefault(key, set()).update(block for block, _ in blocks)
         except BaseException:
             self._release()
             raise
-        #: By key of a value, the blocks that are in it.
-        self._blocks: dict[Key, set[Key]] = {}
-        for result in self._results:
-            for key, blocks in result.places.items():
-                self._owners.setdefault(key, []).append(result)
-                self._blocks.setdefault(key, set()).update(block for block, _ in blocks)
         self._total = sum(map(len, self._blocks.values()))
 
     def __enter__(self) -> Self:
@@ -148,16 +148,17 @@ def _submitted(
     in_blocks = [collection for collection in collections if not _is_expression(collection)]
     parts = parts_of(_graph_and_keys(collection) for collection in in_blocks)
     asked = [in_tuples(collection, parts) for collection in in_blocks]
-    persisted = iter(client.persist(asked) if asked else ())
+    persisted = iter(zip(asked, client.persist(asked), strict=True) if asked else ())
     results: list[_Result | None] = []
     whole: list[Any] = []
     for collection in collections:
-        blocks = None if _is_expression(collection) else next(persisted)
-        if blocks is not None:
-            is_asked = isinstance(blocks, dict)
-            found = blocks.values() if is_asked else futures_of(blocks)
+        blocks = None
+        if not _is_expression(collection):
+            requested, blocks = next(persisted)
+            is_in_tuples = type(requested) is _InTuples
+            found = blocks.values() if is_in_tuples else futures_of(blocks)
             futures.update({future.key: future for future in found})
-            blocks = collection if is_asked else blocks
+            blocks = collection if is_in_tuples else blocks
             kind = _Blocks if _has_known_blocks(blocks) else _Values
             result = kind(blocks, parts)
             # those of an expression within a collection may have other keys, too

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator
 
 
 class Successors:
-    """The workers that have taken over the positions of others, and of those in turn."""
+    """The workers that have taken over the positions of others, and of those in turn.
+
+    They are kept, and their lines get longer with every replacement, until the cluster is idle.
+    """
 
     def __init__(self) -> None:
         self._next: dict[str, str] = {}

@@ -66,8 +66,8 @@ def share_moved(fewer: int, workers: int) -> float:
     return _faces(fewer) / _faces(workers)
 
 
-def few_grids(workers: int) -> str:
-    """Why fewer workers may have better grids, in words.
+def why_fewer(workers: int) -> str:
+    """Why fewer workers may have better grids, in words: for numbers with `fewer_workers`.
 
     Parameters
     ----------
@@ -76,17 +76,16 @@ def few_grids(workers: int) -> str:
 
     Examples
     --------
-    >>> few_grids(13)
-    '13 can only be cut in one direction'
-    >>> few_grids(22)
-    '22 = 11 x 2 can only be cut into few shapes'
+    >>> why_fewer(13)
+    'work can be cut in one direction only by 13'
+    >>> why_fewer(22)
+    '22 = 11 x 2 has no grid with sides of about equal length'
     """
     factors = _prime_factors(workers)
     if len(factors) == 1:
-        return f"{workers:,} can only be cut in one direction"
-    return (
-        f"{workers:,} = {' x '.join(map(str, reversed(factors)))} can only be cut into few shapes"
-    )
+        return f"work can be cut in one direction only by {workers:,}"
+    product = " x ".join(map(str, reversed(factors)))
+    return f"{workers:,} = {product} has no grid with sides of about equal length"
 
 
 @lru_cache(maxsize=4096)

@@ -190,7 +190,9 @@ def tile(
             if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(each.least.price):
                 candidates.insert(-1, fewer)
     recomputing = (
-        _with_recomputation(planner, candidates[0], chosen) if chosen.allow_replicas else None
+        _with_recomputation(all_found[0].planner, candidates[0], chosen)
+        if chosen.allow_replicas
+        else None
     )
     if recomputing is not None:
         candidates.insert(0, recomputing)

@@ -30,6 +30,7 @@ from dasktile.capture.tracing import obstacle, traced_depths
 from tests.agreement import EAGER
 
 SCALE, WEIGHTS, KERNEL = 3.0, np.arange(3.0), np.arange(1.0, 16).reshape(3, 5)
+SQUARE = np.ones((11, 11))
 CALLS: list[Any] = []
 COUNTS = np.zeros(1)
 WAIT = threading.Event()
@@ -85,6 +86,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "a closure": _times(2),
     "bound arguments": functools.partial(np.power, 2.0),
     "a dtype": lambda x: x.astype("f4").round(1),
+    "a type of Python": lambda x: x.astype(complex).real,
     "conditions": lambda x: np.isnan(x) | (x > 0) & ~(x > 1),
     "a constant": lambda x: np.full_like(x, np.pi),
     "bins": lambda x: np.digitize(x, bins=WEIGHTS) + np.digitize(x, bins=(0.0, 1.0)),
@@ -210,7 +212,15 @@ LOW = np.linspace(-1, 1, 6)
 MASKED = np.ma.ones((3, 5))
 FLAG, SINGLE = np.bool_(True), np.float32(0.1)
 LIST = [3, 3]
-LARGE = np.ones((300, 50, 50))
+LARGE = np.ones((2, 101, 101))
+
+
+class _Ends:
+    def __mul__(self, other: Any) -> Any:
+        sys.exit()
+
+
+OBJECTS = np.array([_Ends()], dtype=object)
 POLYNOMIAL = np.poly1d([1.0, 2, 1])
 RUNNING = np.frompyfunc(lambda value: CALLS.append(value) or value, 1, 1)
 ENDS = np.frompyfunc(lambda value: sys.exit(), 1, 1)
@@ -301,8 +311,11 @@ UNKNOWN: Mapping[str, Callable[..., Any]] = {
     "weights that it changes": _with_scaled_weights,
     "an array of numbers in the code": lambda x: x * np.array([1.0, 2]),
     "an array times an array": lambda x: x * (WEIGHTS * 2),
+    "weights that are objects": lambda x: x + (OBJECTS * np.ones(1)).sum(),
+    "objects that are made": lambda x: x + np.full((1,), None).sum(),
+    "many weights": lambda x: ndimage.convolve1d(x, [0] * 20_001),
     "weights of blocks": lambda x: convolve(x, [[x, x]]),
-    "weights that are large": lambda x: convolve(x, np.ones((50, 1)) * np.ones((1, 50)) + LARGE),
+    "weights that are large": lambda x: x + (np.ones((101, 1)) * LARGE).sum(),
     "weights that are a block": lambda x: convolve(KERNEL, x),
 }
 
@@ -322,6 +335,7 @@ FILTERS: Mapping[str, tuple[Callable[..., Any], dict[int, int]]] = {
     "lists": (lambda x: convolve(x, [[0.0, 1, 0], [1, 4, 1], [0, 1, 0]]), {0: 1, 1: 1}),
     "numbers in the code": (lambda x: convolve(x, np.array([[1.0, 2, 1]]) / 4), {1: 1}),
     "equal weights": (lambda x: convolve(x, np.ones((3, 5)) / 15), {0: 1, 1: 2}),
+    "products of weights": (lambda x: convolve(x, SQUARE * SQUARE), {0: 5, 1: 5}),
     "normalised weights": (lambda x: convolve(x, 2 * KERNEL / KERNEL.sum()), {0: 1, 1: 2}),
     "a computed width": (
         lambda x: ndimage.gaussian_filter(x, np.full((2, 2), 0.0625).sum()),
@@ -564,6 +578,11 @@ def test_random_functions(statements: list[str], result: str) -> None:
     [
         (lambda x: ndimage.uniform_filter(x, 3), "it calls uniform_filter"),
         (lambda x: np.sort(x) + 1, "it calls sort"),
+        (lambda x: x[1:], "it takes parts of arrays"),
+        (
+            lambda x: convolve(x, KERNEL, mode="wrap"),
+            "it calls convolve in a form that is not supported",
+        ),
         (lambda x: x - x.mean(), "it uses .mean"),
         (lambda x: x + np.random.random(), "it uses numpy.random"),
         (lambda x: x + random.random(), "it uses random.random"),

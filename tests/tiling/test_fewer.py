@@ -11,7 +11,7 @@ import pytest
 
 from dasktile.ir import Program
 from dasktile.tiling import Settings, tile
-from dasktile.tiling.fewer import MOST_IDLE, few_grids, fewer_workers
+from dasktile.tiling.fewer import MOST_IDLE, fewer_workers, why_fewer
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import TilingPlan
@@ -71,8 +71,8 @@ def test_only_numbers_of_workers_with_a_large_prime_factor_use_fewer() -> None:
 
 
 def test_words_say_how_few_the_grids_are() -> None:
-    assert few_grids(13) == "13 can only be cut in one direction"
-    assert few_grids(26) == "26 = 13 x 2 can only be cut into few shapes"
+    assert why_fewer(13) == "work can be cut in one direction only by 13"
+    assert why_fewer(26) == "26 = 13 x 2 has no grid with sides of about equal length"
 
 
 def test_thirteen_workers_are_planned_as_twelve() -> None:

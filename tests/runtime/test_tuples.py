@@ -144,8 +144,9 @@ def placed_noise(client: Client, shares: list[int]) -> da.Array:
     return persisted
 
 
-@pytest.mark.parametrize("shares", [[1, 1, 1, 1], [1, 3, 7, 9]])
-@pytest.mark.parametrize("function", [centred, np.negative])
+@pytest.mark.parametrize(
+    ("function", "shares"), [(centred, [1, 3, 7, 9]), (np.negative, [1, 1, 1, 1])]
+)
 def test_persisted_blocks_are_read_where_they_are(
     cluster: LocalCluster, client: Client, function: Callable[..., Any], shares: list[int]
 ) -> None:

@@ -142,9 +142,7 @@ def test_plans_for_fewer_workers_move_what_they_predict(
     used = explained.used_workers
     assert used in fewer_workers(workers) and predicted == moved == explained.bytes_after
     text = " ".join(str(explained).split())
-    assert (
-        f"tiles for {used} of {workers} workers, as work can be cut in one direction only" in text
-    )
+    assert f"tiles for {used} of {workers} workers, as work can be cut in one direction" in text
     placements = [decode(name) for name in planned.__dask_graph__().layers]
     assert {placement.workers for placement in placements if placement is not None} == {used}
     assert again.name == planned.name  # it is planned for these workers already

@@ -605,7 +605,7 @@ def test_a_missing_simulation_has_a_reason() -> None:
     assert explanation.run_tasks_after is not None
     text = " ".join(str(explanation).split())
     because = "not predicted, as the graph has more than 10,000 tasks before Dask"
-    assert f"what Dask's own graph takes is {because}" in text
+    assert f"what it moves and holds, is {because}" in text
     assert f"fuses them ({len(dict(array.dask)):,} as it is" in text
     assert dasktile.explain((x[:20] + 1).sum(axis=0), workers=4).unpredicted == ""
 

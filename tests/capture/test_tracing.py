@@ -565,8 +565,8 @@ def test_random_functions(statements: list[str], result: str) -> None:
     with np.errstate(all="ignore"):
         try:
             made = function(np.ones((7, 9)))
-        except (TypeError, ValueError):
-            # fails for every block, as -True does
+        except (RuntimeError, TypeError, ValueError):
+            # fails for every block, as -True does, and filters of half precision
             return
         assert np.shape(made) == (7, 9)
         reach = _reach(function, (7, 9))

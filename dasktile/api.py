@@ -191,8 +191,9 @@ def explain(
       not do: it moves more;
     - *lower bound*: what any tiling that uses all workers evenly moves at least, on the grids of
       workers that are named; *proven optimal* if the plan moves no more;
-    - *tiles for 12 of 13 workers*: numbers with a large prime factor can be cut into few shapes, so
-      that a plan for fewer workers may take less time; the others have no tiles;
+    - *tiles for 12 of 13 workers*: numbers with a large prime factor may have no grid with sides of
+      about equal length, so that a plan for fewer workers takes less time; the others have no
+      tiles;
     - *workers receive ... in all*: with what the tasks of one operation receive from each other, as
       of ``da.linalg.solve``, where that is more; ``bytes_predicted``, which ``metrics`` shows, too;
     - *results in memory*: the bytes of the worker that holds most, in the same simulation.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from dasktile.tiling.mesh import primes
+
 #: Largest prime factor of numbers of workers that have grids enough: plans for them use all workers
 #: (chosen: twos and threads of them make grids of nearly equal sides).
 SMALL_PRIME = 3
@@ -42,7 +44,7 @@ def fewer_workers(workers: int) -> tuple[int, ...]:
     >>> fewer_workers(13), fewer_workers(11), fewer_workers(7), fewer_workers(12)
     ((12,), (10, 9), (6,), ())
     """
-    if max(_prime_factors(workers), default=1) <= SMALL_PRIME:
+    if max(primes(workers), default=1) <= SMALL_PRIME:
         return ()
     all_workers, found = _faces(workers), []
     least = all_workers
@@ -81,10 +83,10 @@ def why_fewer(workers: int) -> str:
     >>> why_fewer(22)
     '22 = 11 x 2 has no grid with sides of about equal length'
     """
-    factors = _prime_factors(workers)
+    factors = primes(workers)
     if len(factors) == 1:
         return f"work can be cut in one direction only by {workers:,}"
-    product = " x ".join(map(str, reversed(factors)))
+    product = " x ".join(map(str, factors))
     return f"{workers:,} = {product} has no grid with sides of about equal length"
 
 
@@ -101,15 +103,3 @@ def _faces(workers: int) -> int:
 def _divisors(number: int) -> list[int]:
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return [*small, *(number // divisor for divisor in small)]
-
-
-def _prime_factors(number: int) -> list[int]:
-    """Prime factors, the largest last."""
-    factors: list[int] = []
-    divisor = 2
-    while divisor * divisor <= number:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return [*factors, number] if number > 1 else factors

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dasktile.ir import MAX_WORKERS
 
-__all__ = ["MAX_AXES", "MAX_WORKERS", "Mesh", "mesh_shape", "mesh_shapes"]
+__all__ = ["MAX_AXES", "MAX_WORKERS", "Mesh", "mesh_shape", "mesh_shapes", "primes"]
 
 #: Axes of a mesh by default.  Candidates grow as a power of them: (choices of an axis) ** axes.
 #: It is no setting, since the placement of persisted arrays and plans must agree on the mesh.
@@ -34,7 +34,7 @@ def mesh_shape(workers: int, max_axes: int = MAX_AXES) -> tuple[int, ...]:
     ((2, 2), (3, 2, 2), (4, 4, 4), (7,), ())
     """
     axes: list[int] = []
-    for prime in _primes(workers):
+    for prime in primes(workers):
         if len(axes) < max_axes:
             axes.append(prime)
         else:
@@ -68,8 +68,14 @@ def mesh_shapes(workers: int, axes: int) -> list[tuple[int, ...]]:
     return shapes(workers, axes, workers)
 
 
-def _primes(number: int) -> list[int]:
-    """Prime factors in descending order."""
+def primes(number: int) -> list[int]:
+    """Prime factors in descending order.
+
+    Parameters
+    ----------
+    number
+        A positive integer.
+    """
     factors: list[int] = []
     divisor = 2
     while divisor * divisor <= number:

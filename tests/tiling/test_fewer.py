@@ -47,6 +47,7 @@ PROGRAMS = {"product": product, "chain": chain, "gram": gram}
 
 
 def planned(program: Program, workers: int, **options: object) -> TilingPlan:
+    # options of several types
     return tile(program, workers=workers, threads=THREADS, **options)  # type: ignore[arg-type]
 
 

@@ -244,7 +244,9 @@ def explain(
         verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
         return describe_unplanned(target.workers, method, unknown, verdict, names)
     if not holders.arrays:
-        verdict = "array expressions are not supported and unchanged" if holders.unsupported else ""
+        verdict = "" if unknown else _no_arrays(collections)
+        if holders.unsupported:
+            verdict = "array expressions are not supported and unchanged"
         return describe_unplanned(target.workers, method, unknown, verdict, names)
     explanation: Explanation | None = _guarded(
         _explain, Request.of(holders, keep_chunks, target, method), unknown
@@ -440,6 +442,13 @@ def _opened(collections: Sequence[Any]) -> tuple[Holders, list[Rebuild]]:
     if holders.failed:
         _warn_failed(holders.failed[0])
     return holders, rebuilds
+
+
+def _no_arrays(collections: Sequence[Any]) -> str:
+    """That there is nothing to tile, and what was given instead."""
+    kinds = dict.fromkeys(type(collection).__name__ for collection in collections)
+    given = f"; got {', '.join(kinds)}" if kinds else ""
+    return f"no dask arrays to tile, nor xarray objects that have them{given}"
 
 
 def _warn_failed(error: Exception) -> None:

@@ -573,6 +573,9 @@ def test_explain_agrees_with_optimize() -> None:
 def test_explain_nothing() -> None:
     assert "no dask arrays" in str(dasktile.explain(3, workers=4))
     assert dasktile.explain().nodes == ()
+    assert str(dasktile.explain("x", 1)) == (
+        "no dask arrays to tile, nor xarray objects that have them; got str, int"
+    )
 
 
 # The hook ---------------------------------------------------------------------------------

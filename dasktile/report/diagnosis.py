@@ -9,9 +9,10 @@ from typing import Any
 
 from dasktile.ir import ALREADY_TILED
 from dasktile.report import html as page
-from dasktile.report.explanation import LARGE, Explanation
+from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
 from dasktile.report.page import save_report
+from dasktile.report.summary import LARGE, shared_processes
 from dasktile.report.tables import text_table
 
 #: Rows of a printed table at the most.
@@ -338,7 +339,7 @@ class Diagnosis:
             return ["no plans were made: no dask arrays were computed with this client"]
         plans = [each.explanation for each in self.computations if each.explanation is not None]
         # measured bytes are those that Dask counts, also between workers of one process
-        lines = list(dict.fromkeys(filter(None, (plan.shared_processes() for plan in plans))))
+        lines = list(dict.fromkeys(filter(None, map(shared_processes, plans))))
         lines += _gain_lines(self.computations)
         if self.not_planned:
             lines.append(

@@ -453,3 +453,12 @@ def test_a_task_that_no_worker_has_memory_for() -> None:
     assert (told.largest_task, told.results_by_worker) == (2**21, (2**20, 0))
     told = describe_plan(gram(False), runs=(run, run), room=2**20, memory=2**21)
     assert ": fits in 1.0 MiB" in str(told).replace("\n  ", " ")
+
+
+def test_print_shows_the_rows_that_move_most_of_a_large_graph() -> None:
+    explanation = describe_plan(gram())
+    large = replace(explanation, nodes=explanation.nodes * 20)
+    table = str(large).split("\n\n")[1].splitlines()
+    assert table[-1] == "and 40 more arrays" and len(table) == 3 + 2 * 20 + 1
+    assert str(large).endswith("\n\n.text() shows all arrays")
+    assert "more arrays" not in large.text() and ".text()" not in str(explanation)

@@ -30,8 +30,8 @@ from dasktile.tiling.plan import TilingPlan
 #: and because it is not.
 NOT_SIMULATED = "it was not simulated when the plan was made"
 PLAN_UNKNOWN = (
-    "it is in memory, or its plan was made in another process, for more arrays than these, or long"
-    " ago"
+    "it is in memory, or its plan was made for another cluster, in another process, for more arrays"
+    " than these, or long ago"
 )
 
 #: Bytes that Dask's own graph of persisted arrays receives over those of the plan, and more than

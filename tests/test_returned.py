@@ -79,9 +79,9 @@ def test_several_arrays_are_explained_together(monkeypatch: pytest.MonkeyPatch) 
     # the plan of both is not that of one: nothing is claimed of its run
     alone = dasktile.explain(y)
     assert not alone.planned and alone.run_tasks_before is None
-    assert "its plan was made for another cluster, in another process, for more" in str(alone).replace(
-        "\n ", ""
-    )
+    assert "its plan was made for another cluster, in another process, for more" in str(
+        alone
+    ).replace("\n ", "")
     assert alone.bytes_predicted > 0
 
 

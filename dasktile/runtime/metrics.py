@@ -28,7 +28,7 @@ _MAX_ROWS = 30
 #: What the columns are.
 _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
-    " 2 matmul is row 2. predicted: bytes that workers receive by the plans, as bytes_predicted of"
+    " 2 matmul is row 2, other: a layer of no row. predicted: bytes that workers receive by the plans, as bytes_predicted of"
     " explain. received: bytes that they received from each other. tiles, held: number of results"
     " on workers now, and their bytes."
 )
@@ -187,7 +187,11 @@ class Metrics:
     def _shown_layers(self) -> list[tuple[str, LayerCounts]]:
         """The counts of the first table: many layers, as of a loop, by their operation."""
         if self.rows:
-            return list(self.by_row.items())
+            rows = set(self.rows.values())
+            return [
+                (name if name in rows else f"other: {name}", counts)
+                for name, counts in self.by_row.items()
+            ]
         layers = self.by_row
         if len(layers) > _MAX_ROWS:
             members = Counter(map(short_name, self.layers))

@@ -680,3 +680,9 @@ def test_without_prometheus_client(cluster: Cluster, monkeypatch: pytest.MonkeyP
     assert not add_collector(cluster.scheduler, cluster.plugin)
     remove_collector(cluster.scheduler)
     assert cluster.plugin.errors == 0
+
+
+def test_layers_of_no_row_are_told_apart() -> None:
+    counts = Metrics({}, {"a": LayerCounts(1), "b": LayerCounts(2)}, rows={"a": "0 matmul"})
+    table = str(counts).split("\n\n")[1].splitlines()
+    assert [line.split("  ")[0] for line in table if line[0] in "0o"] == ["0 matmul", "other: b"]

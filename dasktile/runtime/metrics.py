@@ -28,9 +28,9 @@ _MAX_ROWS = 30
 #: What the columns are.
 _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
-    " 2 matmul is row 2, other: a layer of no row. predicted: bytes that workers receive by the plans, as bytes_predicted of"
-    " explain. received: bytes that they received from each other. tiles, held: number of results"
-    " on workers now, and their bytes."
+    " 2 matmul is row 2, other: a layer of no row. predicted: bytes that workers receive by the"
+    " plans, as bytes_predicted of explain. received: bytes that they received from each other."
+    " tiles, held: number of results on workers now, and their bytes."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")

@@ -47,6 +47,12 @@ def _positive(block: Any, low: float = 0) -> Any:
     return result
 
 
+def _between(block: Any) -> Any:
+    result = block.copy()
+    result[np.bitwise_and(block > 0, block < 0.5)] = 0
+    return result
+
+
 def _with_imports(block: Any) -> Any:
     import numpy
     from scipy import special as functions
@@ -82,6 +88,7 @@ ELEMENTWISE: Mapping[str, Callable[..., Any]] = {
     "operators": lambda x: -((2 * x + 1) ** 2) // 3 % 5,
     "a global and a function": lambda x: _root(_root(x)) - x,
     "a mask": _positive,
+    "a mask of two conditions": _between,
     "imports": _with_imports,
     "a closure": _times(2),
     "bound arguments": functools.partial(np.power, 2.0),
@@ -578,6 +585,7 @@ def test_random_functions(statements: list[str], result: str) -> None:
     [
         (lambda x: ndimage.uniform_filter(x, 3), "it calls uniform_filter"),
         (lambda x: np.sort(x) + 1, "it calls sort"),
+        (_endless, "it makes more than 500 calls"),
         (lambda x: x[1:], "it takes parts of arrays"),
         (
             lambda x: convolve(x, KERNEL, mode="wrap"),

@@ -711,9 +711,11 @@ class _Planner:
             self.placed,
             self.costs.moving(solution.states),
         ).run()
+        workers = self.workers + self.idle
         tiled = TiledProgram(
-            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.final
-        )
+            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.final,
+            planned_for=0 if workers == self.mesh.workers else workers,
+        )  # fmt: skip
         return _Candidate(tiled, self._price(solution.states, local), solution)
 
     def with_replicas(

@@ -59,8 +59,7 @@ from dasktile.prediction import (
 from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.report.formatting import format_bytes, format_names
 from dasktile.request import Request
-from dasktile.schedule.placement import decode, is_written
-from dasktile.tiling.fewer import fewer_workers
+from dasktile.schedule.placement import is_written, plan_size
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.objective import seconds_alone
 from dasktile.tiling.plan import TilingPlan
@@ -167,8 +166,6 @@ def is_planned(request: Request) -> bool:
 def has_plan(request: Request) -> bool:
     """Whether all layers of plans in the graph are of one for as many workers, and there are some.
 
-    A plan for all workers may use fewer of them, where these have better grids.
-
     Parameters
     ----------
     request
@@ -176,10 +173,8 @@ def has_plan(request: Request) -> bool:
     """
     if request.method != "auto" or request.machine.limit_given:
         return False
-    placements = map(decode, request.graph.layers)
-    meshes = {placement.workers for placement in placements if placement is not None}
-    workers = request.machine.workers
-    return len(meshes) == 1 and meshes <= {workers, *fewer_workers(workers)}
+    size = plan_size(request.graph.layers)
+    return size is not None and size.workers == request.machine.workers
 
 
 def chosen_plan(request: Request) -> Candidate | None:

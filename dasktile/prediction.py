@@ -11,13 +11,14 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile.cluster.target import Machine
+from dasktile.ir import workers_of_positions
 from dasktile.lower.placed import guessed_operations, placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
+from dasktile.schedule.homes import has_homes
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
-from dasktile.schedule.placement import decode, is_written
+from dasktile.schedule.placement import is_written, plan_size
 from dasktile.tiling.calibration import Calibration
-from dasktile.tiling.fewer import fewer_workers
 
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
 MAX_TASKS = 10_000
@@ -299,16 +300,20 @@ def predict_input(
     limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says
-        limits = replace(limits, mesh=(_places_of(graph, machine.workers),))
-    tasks = placed_tasks(graph, wanted, limits, by_place=by_place, there=there)
-    return predict_tasks(machine, work, *tasks)
+        positions = _positions_of(graph, machine.workers)
+        limits = replace(limits, mesh=(positions,))
+    tasks, guessed = placed_tasks(graph, wanted, limits, by_place=by_place, there=there)
+    if by_place and positions != machine.workers:
+        workers = workers_of_positions(positions, machine.workers)
+        homes = [None if home is None else workers[home] for home in tasks.homes]
+        tasks = replace(tasks, homes=homes)
+    return predict_tasks(machine, work, tasks, guessed)
 
 
-def _places_of(graph: HighLevelGraph, workers: int) -> int:
-    """The mesh positions of the plan of a graph: fewer than workers if it uses fewer of them."""
-    placements = map(decode, graph.layers)
-    places = {placement.workers for placement in placements if placement is not None}
-    return places.pop() if len(places) == 1 and places <= {*fewer_workers(workers)} else workers
+def _positions_of(graph: HighLevelGraph, workers: int) -> int:
+    """The mesh positions by which the scheduler places the tasks of a graph; else the workers."""
+    size = plan_size(graph.layers)
+    return size.positions if size is not None and has_homes(size.positions, workers) else workers
 
 
 def tasks_of_input(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> int:

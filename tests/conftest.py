@@ -16,7 +16,7 @@ from dasktile.capture.failures import failures
 from dasktile.decisions import forget
 from dasktile.ir.verify import verify_tiled
 from dasktile.lower import array_writer
-from dasktile.tiling import planner
+from dasktile.tiling import mesh_planner
 
 # The tests of clusters reset the configuration to what it was when distributed.utils_test was
 # imported, so that settings made later, by a fixture for example, are lost in most tests.
@@ -95,7 +95,7 @@ def verify_tiles() -> Iterator[None]:
 
     No memory limit is checked here: plans that exceed it are priced, and refused later.
     """
-    cut, begin = planner._Planner._cut, array_writer.ArrayWriter.__post_init__
+    cut, begin = mesh_planner.MeshPlanner._cut, array_writer.ArrayWriter.__post_init__
 
     def checked_cut(self: Any, *arguments: Any) -> Any:
         candidate = cut(self, *arguments)
@@ -107,7 +107,7 @@ def verify_tiles() -> Iterator[None]:
         begin(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner._Planner, "_cut", checked_cut)
+        patch.setattr(mesh_planner.MeshPlanner, "_cut", checked_cut)
         patch.setattr(array_writer.ArrayWriter, "__post_init__", checked_begin)
         yield
 

@@ -22,6 +22,7 @@ from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.ir import ALREADY_TILED
+from dasktile.schedule.placement import plan_size
 from tests.agreement import EAGER
 from tests.support import plan_for_workers
 
@@ -952,6 +953,23 @@ def test_what_optimize_returned_is_not_planned_again(monkeypatch: pytest.MonkeyP
         dasktile.explain(y, workers=6),
     ]
     assert not any("already" in plan.verdict for plan in plans)
+
+
+@pytest.mark.parametrize(("planned", "used", "chunk"), [(8, 8, 500), (12, 12, 500), (13, 12, 1000)])
+def test_a_plan_counts_for_the_workers_that_it_was_made_for(
+    planned: int, used: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans for 10 may use 8 workers, and plans for 13 use 12, but not the other way round."""
+    a, b = (da.ones((8000, 8000), chunks=chunk) for _ in range(2))
+    y = dasktile.optimize(a @ b, workers=planned)
+    sizes = {plan_size([name]) for name in y.__dask_graph__().layers} - {None}
+    assert sizes == {(used, planned)}
+    for store in (None, returned._Store()):
+        if store is not None:
+            monkeypatch.setattr(returned, "_store", store)
+        assert dasktile.optimize(y, workers=planned) is y
+        for workers in {8, 9, 10, 12, 13, 14} - {planned}:
+            assert "already" not in dasktile.explain(y, workers=workers).verdict
 
 
 def test_names_with_the_mark_that_others_gave() -> None:

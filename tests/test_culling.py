@@ -168,7 +168,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rewrite whatever it costs; run tasks here, so that they can be counted."""
-    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     with dask.config.set(
         {"scheduler": "sync", "dasktile.cost.task-bytes": 1, "dasktile.tiling.min-tile": 1}

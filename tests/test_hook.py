@@ -56,7 +56,7 @@ def rewrites(
 
     # the scheduler, which optimises, is in this process
     monkeypatch.setattr(pipeline, "rewrite", recorded)
-    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     with dask.config.set(
         {

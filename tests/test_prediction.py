@@ -11,11 +11,15 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
 from dasktile import cheapest, choice, pipeline, predicted, prediction
+from dasktile._compat.dask import Task
 from dasktile.cluster.target import Machine
+from dasktile.ir import Sharding, Share
+from dasktile.lower.names import new_layer_name
 from dasktile.lower.writer import Lowered
 from dasktile.planning import Candidate
 from dasktile.prediction import (
@@ -23,9 +27,13 @@ from dasktile.prediction import (
     LEAST_SECONDS,
     MEMORY_EXPONENT,
     Prediction,
+    predict_input,
     rough_cost,
     work_seconds,
 )
+from dasktile.schedule.homes import Homes
+from dasktile.schedule.peaks import PlacedTasks, simulate
+from dasktile.schedule.placement import Placement
 from dasktile.schedule.ranks import rank_of
 from tests.support import plan_for_workers
 from tests.traffic import traffic
@@ -809,3 +817,26 @@ def test_combined_results_have_the_groups_of_their_worker(monkeypatch: pytest.Mo
     planned, explanation = dasktile.optimize(first), dasktile.explain(first)
     received, _ = traffic([planned.data], 4)
     assert explanation.received_after == pytest.approx(sum(received.values()), rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [5, 6, 7, 12])
+def test_tasks_of_a_plan_for_other_workers_run_where_the_scheduler_puts_them(workers: int) -> None:
+    """A plan of six positions; six of twelve workers would be idle, so that it places none."""
+    sharding = Sharding((Share((0,), (1,) * 6),))
+    head = new_layer_name("sum", 0, placement=Placement((6,), sharding))
+    tasks = {(head, at): Task((head, at), np.zeros, 1000) for at in range(6)}
+    graph = HighLevelGraph.from_collections(head, tasks)
+    order = tuple(map(str, range(workers)))
+    machine = Machine(workers, 1, order=order, who_has=lambda blocks: {})
+    seen: list[PlacedTasks] = []
+
+    def simulated(tasks: PlacedTasks, *rest: Any) -> Any:
+        seen.append(tasks)
+        return simulate(tasks, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dasktile.prediction.simulate", simulated)
+        predict_input(graph, {head: list(tasks)}, machine)
+    homes = Homes(order).layer(head)
+    there = [None if homes is None else int(homes.home((at,)) or 0) for at in range(6)]
+    assert sorted(seen[0].homes, key=str) == sorted(there, key=str)

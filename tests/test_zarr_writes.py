@@ -88,7 +88,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return result
 
     monkeypatch.setattr(pipeline, "rewrite", recorded)
-    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     size = int(np.prod(STORED)) * A.itemsize
     with dask.config.set({**EAGER, "array.chunk-size": size}):

@@ -1,5 +1,10 @@
 """NAE-3SAT as a tiling problem: instances with a known least cost.
 
+    python -m benchmarks.papers.sat [--instances 120] [--seed 1000] [--all]
+
+plans random instances of 4 to 40 clauses and 5 to 24 variables, every second one satisfiable, and
+prints how many are proven and the processor seconds of the slowest plans.
+
 This is appendix A of the Spartan thesis.  A variable is a square array: true if cut by rows, false
 if cut by columns.  A negated literal is the transpose.  A clause is six maps, each of the transpose
 of one literal with another literal.  A map costs one unit if its two inputs are not cut alike.  A
@@ -14,16 +19,22 @@ units, and is excluded by a memory limit below one array.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from benchmarks.papers.random_programs import ITEMSIZE, Maker
 from dasktile.ir import Program
+from dasktile.tiling import TilingPlan, tile
 
 #: Three literals: numbers of variables from 1, negative if negated.
 Clause = tuple[int, int, int]
+
+#: Numbers of clauses and of variables of the sweep.
+CLAUSES, VARIABLES = range(4, 41), range(5, 25)
 
 #: Length of every axis of every array.
 SIZE = 64
@@ -94,3 +105,89 @@ def sat_program(clauses: Sequence[Clause]) -> Program:
                       if is_turned]  # fmt: skip
             make.map(arrays[abs(left) - 1], arrays[abs(right) - 1], turned=turned)
     return make.program()
+
+
+def anything(rng: np.random.Generator, variables: int, clauses: int) -> list[Clause]:
+    """Random clauses of three different variables each, which may have no solution.
+
+    Parameters
+    ----------
+    rng
+        Generator of all random choices.
+    variables, clauses
+        As for `satisfiable`.
+    """
+    found: list[Clause] = []
+    for _ in range(clauses):
+        chosen = rng.permutation(variables)[:3] + 1
+        signs = rng.choice([-1, 1], 3)
+        first, second, third = (int(each) for each in chosen * signs)
+        found.append((first, second, third))
+    names = {name: at + 1 for at, name in enumerate(sorted({abs(x) for c in found for x in c}))}
+    return [
+        (
+            names[abs(first)] * (1 if first > 0 else -1),
+            names[abs(second)] * (1 if second > 0 else -1),
+            names[abs(third)] * (1 if third > 0 else -1),
+        )
+        for first, second, third in found
+    ]
+
+
+def instances(count: int, seed: int) -> Iterator[tuple[list[Clause], bool]]:
+    """Random instances of the sweep, and whether a solution is hidden in each.
+
+    Parameters
+    ----------
+    count
+        Number of instances.
+    seed
+        Of the first instance; the others have the next seeds.
+    """
+    for number in range(count):
+        rng = np.random.default_rng(seed + number)
+        clauses = int(rng.choice(CLAUSES))
+        variables = int(rng.integers(VARIABLES.start, min(VARIABLES.stop - 1, 3 * clauses) + 1))
+        is_hidden = number % 2 == 0
+        make = satisfiable if is_hidden else anything
+        yield make(rng, variables, clauses), is_hidden
+
+
+def planned(clauses: Sequence[Clause]) -> TilingPlan:
+    """The plan of the clauses on two workers, in which no array has a replica."""
+    return tile(sat_program(clauses), workers=2, memory_limit=NO_COPIES, method="exact", force=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan the instances, and print a line for all of them, or for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--instances", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--all", action="store_true", help="print a line for each")
+    options = parser.parse_args(arguments)
+    seconds, proven, hidden, solved = [], 0, 0, 0
+    for clauses, is_hidden in instances(options.instances, options.seed):
+        start = time.process_time()
+        plan = planned(clauses)
+        seconds.append(time.process_time() - start)
+        units = plan.after.bytes / UNIT
+        proven += plan.proven_optimal
+        hidden += is_hidden
+        solved += is_hidden and units == 2 * len(clauses)
+        if options.all:
+            variables = max(abs(literal) for clause in clauses for literal in clause)
+            print(
+                f"{len(clauses)} clauses, {variables} variables: {units:g} units,"
+                f" {'proven' if plan.proven_optimal else 'not proven'}, {seconds[-1]:.2f} s",
+                flush=True,
+            )
+    print(
+        f"{proven} of {len(seconds)} instances are proven, {solved} of {hidden} with a hidden"
+        f" solution have two units for each clause; seconds: median"
+        f" {np.median(seconds):.2f}, slowest {max(seconds):.2f}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -207,7 +207,13 @@ class Names:
         if placement.follow is not None:
             array, axes = placement.follow
             follow = self._token(array), axes
-        return placement.mesh, repr(placement.sharding), placement.predicted, follow
+        return (
+            placement.mesh,
+            repr(placement.sharding),
+            placement.predicted,
+            follow,
+            placement.planned_for,
+        )
 
     def _token(self, text: str) -> int:
         return self._tokens.setdefault(text, len(self._tokens))

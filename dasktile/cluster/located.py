@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dasktile.capture.base import Captured
 from dasktile.cluster.target import Machine
 from dasktile.ir import Node, Program, workers_of_positions
+from dasktile.schedule.homes import has_homes
 from dasktile.schedule.placement import decode, primary
-from dasktile.tiling.fewer import fewer_workers
-from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
+from dasktile.tiling.mesh import MAX_WORKERS
 
 
 def located(captured: Captured, machine: Machine) -> Captured:
@@ -30,15 +29,14 @@ def located(captured: Captured, machine: Machine) -> Captured:
     for index in resident:
         blocks.update(captured.graph.layers[nodes[index].name])
     holders = machine.who_has(blocks)
-    mesh = mesh_shape(min(machine.workers, MAX_WORKERS))
-    places = math.prod(mesh)
+    places = min(machine.workers, MAX_WORKERS)
     position = {
         address: number * places // len(machine.order)
         for number, address in enumerate(machine.order)
     }
     new = list(nodes)
     for index in resident:
-        homes = tuple(_homes(nodes[index], holders, position, mesh))
+        homes = tuple(_homes(nodes[index], holders, position, places))
         if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
@@ -66,14 +64,25 @@ def _blocks(node: Node) -> Iterable[tuple[int, ...]]:
     return itertools.product(*(range(len(sizes)) for sizes in node.chunks))
 
 
+def _planned(name: str, workers: int) -> Callable[[Sequence[int]], int] | None:
+    """The position that an earlier plan gives a block, in a mesh of so many positions, if any."""
+    placement = decode(name)
+    if placement is None or placement.follow is not None:
+        return None
+    if not has_homes(placement.positions, workers):
+        return None
+    there = workers_of_positions(placement.positions, workers)
+    return lambda index: there[placement.position(index)]
+
+
 def _homes(
     node: Node,
     holders: Mapping[Any, Sequence[str]],
     positions: Mapping[str, int],
-    mesh: tuple[int, ...],
+    workers: int,
 ) -> Iterable[tuple[int, ...]]:
     """For every block, its position in the mesh; empty for a block that no worker has yet."""
-    planned, workers = decode(node.name), math.prod(mesh)
+    planned = _planned(node.name, workers)
     for index in _blocks(node):
         addresses = holders.get((node.name, *index), ())
         places = tuple(
@@ -83,9 +92,5 @@ def _homes(
             # the other replicas may be dropped before they are read
             places = (primary(index, places),)
         if not places and planned is not None:
-            # not computed yet: the position of an earlier plan
-            if planned.mesh == mesh:
-                places = (planned.position(index),)
-            elif planned.workers in fewer_workers(workers):
-                places = (workers_of_positions(planned.workers, workers)[planned.position(index)],)
+            places = (planned(index),)  # not computed yet
         yield places

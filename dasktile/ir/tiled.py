@@ -39,7 +39,7 @@ class TiledProgram:
     program
         The program.
     mesh
-        Sizes of the mesh's axes; their product is the number of workers.
+        Sizes of the mesh's axes; their product is the number of workers that have tiles.
     tilings
         One for each node.
     kept
@@ -50,6 +50,8 @@ class TiledProgram:
     final
         Which workers make the blocks of outputs in the chunks that these must have, by the index of
         the node and the chunks, as far as that was decided with the tiles.
+    planned_for
+        Number of workers that it was planned for; 0 if that is the number of the mesh's positions.
     """
 
     program: Program
@@ -58,6 +60,7 @@ class TiledProgram:
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
     final: dict[tuple[int, Chunks], Sharding] = field(default_factory=dict)
+    planned_for: int = 0
 
     def replicas(self, index: int) -> Sharding | None:
         """The sharding of a node's array that is replicated; None for other arrays."""

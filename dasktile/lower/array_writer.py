@@ -47,7 +47,6 @@ from dasktile.lower.emit import (
     LoweringContext,
     emit,
     home_position,
-    placement,
     work_at,
 )
 from dasktile.lower.fuse import Fused, fuse
@@ -241,7 +240,7 @@ class ArrayWriter(WrittenArrays):
         ):
             # every block is cut from one block, on the worker that has it or a copy of it
             where = where if _covers(self.tiled.replicas(index), where) else None
-        at = placement(self.tiled.mesh, where, where, predicted)
+        at = self.placement(where, where, predicted)
         if self.tiled.replicas(index) is not None and self.node(index).edges:
             step = KEPT
         name = new_layer_name(step, token, placement=at)
@@ -286,7 +285,7 @@ class ArrayWriter(WrittenArrays):
         joined = (*chunks[:axis], sizes, *chunks[axis + 1 :])
         held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
         token = new_layer_name("", source.name, joined).rpartition("-")[2]
-        name = new_layer_name(JOIN, token, placement=placement(mesh, where, Sharding(held)))
+        name = new_layer_name(JOIN, token, placement=self.placement(where, Sharding(held)))
         blocks_of, halo = normal(block_windows(joined)), None
         view = self.views.get(source.name)
         if view is not None:
@@ -316,7 +315,7 @@ class ArrayWriter(WrittenArrays):
         """By the name of an array of the input graph, where the plan holds its blocks."""
         homes = {}
         for node, tiling in zip(self.captured.program.nodes, self.tiled.tilings, strict=True):
-            at = placement(self.tiled.mesh, tiling.held_at, tiling.held_at)
+            at = self.placement(tiling.held_at, tiling.held_at)
             if at is not None:
                 homes[node.name] = at
         return homes
@@ -366,11 +365,8 @@ class ArrayWriter(WrittenArrays):
             tiling.chunks,
             self.tiled.mesh,
             read,
-            placement=placement(
-                self.tiled.mesh,
-                tiling.held_at,
-                tiling.held_at,
-                self.predicted[index] if self.predicted else 0,
+            placement=self.placement(
+                tiling.held_at, tiling.held_at, self.predicted[index] if self.predicted else 0
             ),
         )
         copied: frozenset[int] = frozenset()
@@ -397,6 +393,7 @@ class ArrayWriter(WrittenArrays):
             copied,
             self.homes,
             self.settings,
+            self.tiled.planned_for,
         )
         if viewed and isinstance(kernel, Sliding) and not reads_views:
             self.views[name] = WindowView(kernel.window_shape, kernel.axis, len(node.labels))

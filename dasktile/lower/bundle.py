@@ -330,7 +330,8 @@ class _Written:
         #: Bytes that workers receive beside those that names of layers predict.
         self.unplanned = self._unplanned()
         predicted = self._lost() + self.unplanned
-        at = Placement(mesh, by_position(mesh), predicted) if mesh else None
+        planned_for = tasks.limits.planned_for
+        at = Placement(mesh, by_position(mesh), predicted, None, planned_for) if mesh else None
         self.name = new_layer_name(BUNDLE, self.token, placement=at)
         #: Name of the tasks without a home.
         self.unplaced = new_layer_name(BUNDLE, self.token)

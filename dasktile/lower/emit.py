@@ -51,6 +51,8 @@ class LoweringContext:
         By the name of an array of the input graph, where the plan holds its blocks.
     settings
         Numbers of the policy by which tasks are written.
+    planned_for
+        Number of workers of the plan, see :class:`~dasktile.ir.TiledProgram`.
     """
 
     node: Node
@@ -64,6 +66,7 @@ class LoweringContext:
     copied: frozenset[int] = frozenset()
     homes: Mapping[str, Placement] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
+    planned_for: int = 0
 
     @property
     def work_at(self) -> Where:
@@ -85,7 +88,7 @@ class LoweringContext:
 
     def step(self, step: str, where: Where | None) -> str:
         """The name of the layer of an intermediate step, whose blocks are `where`."""
-        return step_layer(self.name, step, self.mesh, self.tiling, where)
+        return step_layer(self.name, step, self.mesh, self.tiling, where, self.planned_for)
 
     @cached_property
     def home_position(self) -> Callable[[Sequence[int]], int]:
@@ -99,22 +102,32 @@ def work_at(tiling: Tiling) -> Where:
 
 
 def step_layer(
-    name: str, step: str, mesh: tuple[int, ...], tiling: Tiling, where: Where | None
+    name: str,
+    step: str,
+    mesh: tuple[int, ...],
+    tiling: Tiling,
+    where: Where | None,
+    planned_for: int = 0,
 ) -> str:
     """The name of the layer of an intermediate step of layer `name`, whose blocks are `where`."""
     decided = None if where is None else tiling.held_at
-    return step_layer_name(name, step, placement(mesh, decided, where))
+    return step_layer_name(name, step, placement(mesh, decided, where, 0, planned_for))
 
 
 def placement(
-    mesh: tuple[int, ...], decided: Where | None, where: Where | None, predicted: int = 0
+    mesh: tuple[int, ...],
+    decided: Where | None,
+    where: Where | None,
+    predicted: int = 0,
+    planned_for: int = 0,
 ) -> Placement | None:
     """A placement; None where there is no mesh, or the plan decides none (`decided`)."""
     if not mesh or decided is None:
         return None
     if isinstance(where, Follow):
-        return Placement(mesh, Sharding(), predicted, (token(where.array), where.dims))
-    return Placement(mesh, where or Sharding(), predicted)
+        followed = token(where.array), where.dims
+        return Placement(mesh, Sharding(), predicted, followed, planned_for)
+    return Placement(mesh, where or Sharding(), predicted, None, planned_for)
 
 
 def home_position(

@@ -108,6 +108,8 @@ class BundleLimits:
         Names of the layers of outputs whose blocks the client takes out of tuples.
     settings
         Numbers of the policy.
+    planned_for
+        Number of workers of the plan, see :class:`~dasktile.ir.TiledProgram`.
     """
 
     mesh: tuple[int, ...]
@@ -122,6 +124,7 @@ class BundleLimits:
     working: Mapping[Key, int] = field(default_factory=dict)
     gathered: Collection[str] = ()
     settings: LowerSettings = DEFAULTS
+    planned_for: int = 0
 
 
 def fuses(task: Any, reader: Any) -> bool:
@@ -490,7 +493,7 @@ class GraphTasks:
             block = placement.followed(key[1:])
             blocks = self.limits.positions.get(placement.follow[0], {})
             return None if block is None else blocks.get(block)
-        if placement.workers != math.prod(self.limits.mesh):
+        if placement.positions != math.prod(self.limits.mesh):
             return None
         return placement.position_of(key[1:])
 

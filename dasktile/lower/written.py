@@ -14,8 +14,8 @@ from dasktile.capture.base import Captured
 from dasktile.capture.culling import Needed
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Read
-from dasktile.ir import Chunks, Follow, Node, Role, Sharding, TiledProgram, Tiling, bounds
-from dasktile.lower.emit import home_position, step_layer, work_at
+from dasktile.ir import Chunks, Follow, Node, Role, Sharding, TiledProgram, Tiling, Where, bounds
+from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fuse import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
 from dasktile.lower.reshard import Windows, lengths
@@ -59,6 +59,13 @@ class WrittenArrays:
 
     def tiling(self, index: int) -> Tiling:
         return self.tiled.tilings[index]
+
+    def placement(
+        self, decided: Where | None, where: Where | None, predicted: int = 0
+    ) -> Placement | None:
+        """A placement; None where there is no mesh, or the plan decides none (`decided`)."""
+        tiled = self.tiled
+        return placement(tiled.mesh, decided, where, predicted, tiled.planned_for)
 
     def fuse_limits(self, work: int, inputs: int, threads: int) -> FuseLimits:
         """What may be fused."""
@@ -115,9 +122,12 @@ class WrittenArrays:
                 positions[token(own)] = blocks
             held = self.tiling(index).held_at
             if blocks and isinstance(held, Sharding) and decode(own) is None:
-                placements[own] = Placement(self.tiled.mesh, held)
+                placements[own] = Placement(
+                    self.tiled.mesh, held, planned_for=self.tiled.planned_for
+                )
         return BundleLimits(
             mesh=self.tiled.mesh,
+            planned_for=self.tiled.planned_for,
             size=size,
             free=fusing.free,
             tasks=most,
@@ -188,7 +198,9 @@ class WrittenArrays:
     def step(self, index: int, step: str) -> str:
         """The name of the layer of an intermediate step of a node."""
         tiling = self.tiling(index)
-        return step_layer(self.made[index], step, self.tiled.mesh, tiling, work_at(tiling))
+        tiled = self.tiled
+        where = work_at(tiling)
+        return step_layer(self.made[index], step, tiled.mesh, tiling, where, tiled.planned_for)
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""

@@ -45,6 +45,21 @@ class LayerHomes:
         return None if self.placement is None else self.placement.followed(index)
 
 
+def has_homes(positions: int, workers: int) -> bool:
+    """Whether tasks run on the workers of their mesh positions, with this many workers.
+
+    They do not if the plan is for at most half of the workers: the others would be idle.
+
+    Parameters
+    ----------
+    positions
+        Positions of the mesh.
+    workers
+        Number of current workers.
+    """
+    return 2 * positions > min(workers, MAX_WORKERS)
+
+
 class LayerTable(dict[Any, "LayerHomes | None"]):
     """Homes of layers by name, as :meth:`Homes.layer` gives them; each name is parsed once."""
 
@@ -216,8 +231,8 @@ class Homes:
     def layer(self, name: object) -> LayerHomes | None:
         """Homes of the layer of this name; None if its tasks get none.
 
-        That is so if the layer is not part of a plan, or if the plan is for at most half of the
-        current workers: the other workers would be idle.
+        That is so if the layer is not part of a plan, or its plan has too few positions, see
+        :func:`has_homes`.
         """
         if not isinstance(name, str) or not self.workers:
             return None
@@ -228,9 +243,9 @@ class Homes:
         placement = decode(name)
         if placement is None:
             return LayerHomes(None, ())
-        if 2 * placement.workers <= min(len(self.workers), MAX_WORKERS):
+        if not has_homes(placement.positions, len(self.workers)):
             return None
-        return LayerHomes(placement, self.table(placement.workers))
+        return LayerHomes(placement, self.table(placement.positions))
 
     def table(self, positions: int) -> tuple[str, ...]:
         """The worker at every position of a mesh with this number of positions."""

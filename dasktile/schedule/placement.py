@@ -9,7 +9,9 @@ function is encoded in it::
 
 means: a mesh of 2 x 2 workers; axis 0 divides the first dimension of the index into parts of four
 blocks, axis 1 the second dimension likewise; workers are predicted to receive ``5k2`` bytes (in
-base 36) for this layer.  The blocks of the parts of a dimension have one of these forms:
+base 36) for this layer.  A part ``w13`` says that the plan was made for 13 workers, where that is
+not the number of positions: see :mod:`dasktile.tiling.fewer`.  The blocks of the parts of a
+dimension have one of these forms:
 
 - ``e4``: four blocks each;
 - ``r3x2.4x1``: two parts of three blocks, then one part of four;
@@ -23,12 +25,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dasktile.ir import Sharding, Share, near_even
 
@@ -71,15 +73,19 @@ class Placement:
         If given, the home of a task is that of a block of another array instead: the
         :func:`token` of the array's name, and for each of its axes the dimension of the index
         that numbers its blocks, None for the first block.
+    planned_for
+        Number of workers that the plan was made for; 0 if that is the number of positions.
     """
 
     mesh: tuple[int, ...]
     sharding: Sharding
     predicted: int = 0
     follow: tuple[str, tuple[int | None, ...]] | None = None
+    planned_for: int = 0
 
     @property
-    def workers(self) -> int:
+    def positions(self) -> int:
+        """Number of positions of the mesh."""
         return math.prod(self.mesh)
 
     def position(self, index: Sequence[int]) -> int:
@@ -143,6 +149,8 @@ def encode(placement: Placement) -> str:
         code += f"_f{array}." + ".".join("" if axis is None else str(axis) for axis in axes)
     if placement.predicted:
         code += f"_b{_base36(placement.predicted)}"
+    if placement.planned_for:
+        code += f"_w{placement.planned_for}"
     return code
 
 
@@ -189,19 +197,53 @@ def _decode_code(code: str) -> Placement | None:
         mesh = tuple(map(int, match[1].split("x")))
         if not 0 < math.prod(mesh) <= 1 << 16:
             return None
-        shares, predicted, follow = [], 0, None
+        shares, predicted, follow, planned_for = [], 0, None, 0
         for part in match[2].split("_")[1:]:
             if part.startswith("b"):
                 predicted = int(part[1:], 36)
             elif part.startswith("f"):
                 array, *axes = part[1:].split(".")
                 follow = array, tuple(int(axis) if axis else None for axis in axes)
+            elif part.startswith("w"):
+                planned_for = int(part[1:])
             else:
                 shares.append(_decode_share(part, mesh, MAX_BLOCKS - blocks))
                 blocks += sum(shares[-1].runs)
     except (ValueError, IndexError):
         return None
-    return Placement(mesh, Sharding(tuple(shares)), predicted, follow)
+    return Placement(mesh, Sharding(tuple(shares)), predicted, follow, planned_for)
+
+
+class PlanSize(NamedTuple):
+    """The size of a plan.
+
+    Attributes
+    ----------
+    positions
+        Mesh positions.
+    workers
+        Number of workers that it was made for: plans may use fewer of them, and of thousands one
+        position is a group of workers.
+    """
+
+    positions: int
+    workers: int
+
+
+def plan_size(layers: Iterable[object]) -> PlanSize | None:
+    """The size of the plan of a graph; None without a plan, or if there are plans of several sizes.
+
+    Parameters
+    ----------
+    layers
+        Names of its layers.
+    """
+    sizes = {
+        PlanSize(placement.positions, placement.planned_for or placement.positions)
+        for placement in map(decode, layers)
+        if placement is not None
+    }
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:

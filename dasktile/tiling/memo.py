@@ -140,4 +140,5 @@ def _tiled(
         dict(tiled.kept),
         known(tiled.kept_at),
         dict(tiled.final),
+        tiled.planned_for,
     )

@@ -56,7 +56,7 @@ def by_hand(array: da.Array, form: Callable[..., Any], own: Any = int, read: Any
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Everything is rewritten, for four workers."""
-    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     settings = {
         "dasktile.workers": 4,

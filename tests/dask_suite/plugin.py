@@ -63,7 +63,7 @@ class Suite:
             patch.setattr(pipeline, "boundary", self._noting(pipeline.boundary))
             patch.setattr(planning, "plan_request", self._counting(planning.plan_request))
             if self.mode != "plain":
-                patch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+                patch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
                 patch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
                 settings["dasktile.workers"] = 4
                 settings["dasktile.cost.task-bytes"] = 1

@@ -520,7 +520,7 @@ def result_bytes(monkeypatch: pytest.MonkeyPatch, array: da.Array) -> dict[str, 
 def test_results_of_tiles_are_counted_with_the_hook(
     expression: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     lazy = expression(source() + 1)
     with dask.config.set(EAGER):
@@ -535,7 +535,7 @@ def test_results_of_tiles_are_counted_with_the_hook(
 
 
 def test_a_plan_with_the_hook_has_the_values_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
     with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
         schedule = dasktile.plan(product(), memory_limit=40 * TILE, workers=1)
         ordered = schedule.apply()

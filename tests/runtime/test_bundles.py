@@ -87,7 +87,7 @@ def homes_and_workers(dask_scheduler: Scheduler) -> list[tuple[str, str]]:
     for ts in bundles(dask_scheduler):
         placement = decode(ts.key[0])
         assert placement is not None
-        home = plugin.homes.table(placement.workers)[placement.position(ts.key[1:])]
+        home = plugin.homes.table(placement.positions)[placement.position(ts.key[1:])]
         held = plugin.roots.homes.get(ts.key)
         [worker] = [held] if held is not None else ts.worker_restrictions
         pairs.append((home, worker))

@@ -144,7 +144,7 @@ def test_plans_for_fewer_workers_move_what_they_predict(
     text = " ".join(str(explained).split())
     assert f"tiles for {used} of {workers} workers, as work can be cut in one direction" in text
     placements = [decode(name) for name in planned.__dask_graph__().layers]
-    assert {placement.workers for placement in placements if placement is not None} == {used}
+    assert {placement.positions for placement in placements if placement is not None} == {used}
     assert again.name == planned.name  # it is planned for these workers already
     homes = Homes(machine.names)
     addresses = [homes.layer(name) for name in planned.__dask_graph__().layers]
@@ -152,10 +152,11 @@ def test_plans_for_fewer_workers_move_what_they_predict(
     np.testing.assert_array_equal(planned.compute(scheduler="sync"), a @ b)
 
 
-def test_arrays_of_a_plan_for_fewer_workers_are_where_it_put_them(
-    cluster: Callable[..., Cluster],
+@pytest.mark.parametrize(("workers", "placed"), [(11, True), (10, True), (7, True), (20, False)])
+def test_arrays_of_a_plan_for_other_workers_are_where_the_scheduler_puts_them(
+    cluster: Callable[..., Cluster], workers: int, placed: bool
 ) -> None:
-    machine = cluster(11)
+    machine = cluster(workers)
     values = np.random.default_rng(0).random((2000, 1300))
     sharding = Sharding((Share((0, 1), (1,) * 10), Share()))
     name = new_layer_name("placed", 0, placement=Placement((5, 2), sharding))
@@ -166,7 +167,12 @@ def test_arrays_of_a_plan_for_fewer_workers_are_where_it_put_them(
     x = da.Array(graph, name, x.chunks, dtype=x.dtype)
     machine.has.clear()
     nodes = located(capture([x]), machine.machine()).program.nodes
-    assert nodes[0].homes == tuple((at * 11 // 10,) for at in range(10))
+    homes = Homes(machine.names).layer(name)
+    assert (homes is not None) == placed
+    if homes is None:
+        assert nodes[0].homes is None
+    else:
+        assert nodes[0].homes == tuple((int(homes.home((at, 0))),) for at in range(10))
 
 
 def test_inputs_of_one_task_are_read_by_that_task(cluster: Callable[..., Cluster]) -> None:
@@ -361,6 +367,8 @@ def test_values_are_the_same_wherever_blocks_are(name, seed, cluster):
         Placement((4,), Sharding((Share(), Share((0,), (1, 2, 1, 2)))), 12345),
         Placement((2, 3), Sharding((Share((1, 0), (1, 0, 2, 5, 1, 1)),))),
         Placement((2, 2), Sharding(), 7),
+        Placement((3, 2, 2), Sharding((Share((0,), (4, 4, 4)),)), 12345, None, 13),
+        Placement((2, 2), Sharding(), 0, ("0a1b2c3d4e", (1, None, 0)), 5),
         Placement((2, 2), Sharding(), 0, ("0a1b2c3d4e", (1, None, 0))),
         Placement((8,), Sharding((Share((0,), (3,) * 8),)), 1 << 50),
     ],

@@ -13,7 +13,7 @@ from hypothesis import given
 import dasktile
 from dasktile.capture.highlevel import capture
 from dasktile.ir import Program
-from dasktile.tiling import MemoryLimitError, Settings, TilingPlan, memo, planner, tile
+from dasktile.tiling import MemoryLimitError, Settings, TilingPlan, memo, mesh_planner, tile
 from dasktile.tiling.cost import Costs
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.planner import SearchTables
@@ -96,7 +96,7 @@ def test_tables_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(space)
         return Costs(space)
 
-    monkeypatch.setattr(planner, "Costs", counted)
+    monkeypatch.setattr(mesh_planner, "Costs", counted)
     x = da.ones((400, 400), chunks=(50, 400))
     program = capture([x.T @ x]).program
     tables = SearchTables()

@@ -16,7 +16,9 @@ from benchmarks.papers.random_programs import Maker, programs
 from benchmarks.papers.sat import (
     NO_COPIES,
     UNIT,
+    instances,
     least,
+    planned,
     sat_program,
     satisfiable,
     violated,
@@ -285,6 +287,28 @@ def test_clauses_that_cannot_be_satisfied_cost_four_units_more_each():
         assert best.cost == units * program.nodes[0].nbytes
         plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", force=True)
         assert plan.after.bytes == units * UNIT
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(0, id="few"),
+        *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 13)),
+    ],
+)
+def test_random_clauses_are_proven(part):
+    """Of 4 to 40 clauses and 5 to 24 variables; ten instances in a part."""
+    for clauses, is_hidden in instances(10 if part else 4, seed=5000 + 10 * part):
+        plan = planned(clauses)
+        assert plan.proven_optimal
+        assert plan.after.bytes == plan.lower_bound
+        units, several = divmod(plan.after.bytes, UNIT)
+        # a clause costs two units, and four more if its literals agree
+        assert not several and (units - 2 * len(clauses)) % 4 == 0
+        if is_hidden:
+            assert units == 2 * len(clauses)
+        elif max(abs(literal) for clause in clauses for literal in clause) <= 12:
+            assert units == least(clauses)
 
 
 def test_instances_that_cannot_be_made_are_refused():

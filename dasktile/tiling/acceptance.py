@@ -1,0 +1,85 @@
+"""Whether a plan is better than the input's own chunks, and why not."""
+
+from __future__ import annotations
+
+from dasktile.tiling.mesh_planner import Candidate, MeshPlanner
+from dasktile.tiling.plan import Price
+from dasktile.tiling.settings import Acceptance
+
+
+def objection(
+    unchanged: MeshPlanner,
+    before: Candidate,
+    planner: MeshPlanner,
+    after: Candidate,
+    limit: int | None,
+) -> str:
+    """Why the input's own chunks are kept; empty where the plan is better."""
+    if needs_less(before.price, after.price, limit):
+        return ""
+    old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
+    rules = planner.settings.acceptance
+    if new >= old * rules.max_cost_ratio:
+        return "no other tiles cost clearly less, tasks and moved bytes together"
+    if moves_too_much(before.price, after.price, rules):
+        return _moves_more(before.price, after.price, planner.placed)
+    return ""
+
+
+def _moves_more(before: Price, after: Price, placed: bool) -> str:
+    """Why cheaper tiles that move more bytes are not used, and what to do instead."""
+    instead = "for fewer tasks, make the inputs in larger chunks"
+    if not placed:
+        instead = "on a cluster after dasktile.enable(client), a task runs several blocks"
+    old, new = sum(before.tasks), sum(after.tasks)
+    cheaper = "tiles that cost less otherwise"
+    if new < old:
+        # numbers of the model would stand beside those of tasks as they run
+        cheaper = f"tiles with {max(1, round(100 * new / old))} % of the tasks"
+    moved = "bytes between workers, where the input's own chunks move none"
+    if before.bytes:
+        moved = f"{_growth(after.bytes / before.bytes)} between workers"
+    return f"{cheaper} would move {moved}, which optimize does not accept; {instead}"
+
+
+def _growth(ratio: float) -> str:
+    """A growth of bytes in words: ``2.8 % more bytes``, ``13 times the bytes``."""
+    if ratio >= 2:
+        return f"{ratio:,.{0 if ratio >= 10 else 1}f} times the bytes"
+    percent = 100 * (ratio - 1)
+    return f"{percent:.{0 if percent >= 10 else 1}f} % more bytes"
+
+
+def needs_less(before: Price, after: Price, limit: int | None) -> bool:
+    """Whether the largest task takes more bytes than a limit, and fewer in a plan."""
+    largest = max(before.peak, default=0)
+    return limit is not None and largest > limit and max(after.peak) < largest
+
+
+def moves_too_much(before: Price, after: Price, rules: Acceptance) -> bool:
+    """Whether a plan moves more bytes than the input's own chunks, which are even enough."""
+    return after.bytes > before.bytes and before.balance <= rules.uneven
+
+
+def objection_with_bundles(planner: MeshPlanner, before: Candidate, after: Candidate) -> str:
+    """Why the input's own chunks are kept where tasks are bundled; empty if they are not.
+
+    Larger tiles then save little, and to join them takes time and memory.
+    """
+    objective, rules = planner.objective, planner.settings.acceptance
+    old, new = before.price, after.price
+    saves = new.bytes < old.bytes or sum(new.read) < sum(old.read) or new.spilled < old.spilled
+    if saves or not worth_placing(before, rules):
+        return ""
+    if objective.cost_in_bundles(new) < objective.cost_in_bundles(old) * rules.max_cost_ratio:
+        return ""
+    return "the input's own chunks cost no more in bundles of tasks"
+
+
+def worth_placing(before: Candidate, rules: Acceptance) -> bool:
+    """Whether to place the input's own chunks, if tiles can be placed.
+
+    Where few workers have most of the work, as with one chunk for a whole array, Dask runs later
+    tasks on these workers, and spreading them would move more bytes.
+    """
+    return len(before.price.loads) > 1 and before.price.balance <= rules.concentrated

@@ -507,7 +507,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
         {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},
-        set(),
+        {"numpy"},
     ),
     "runtime.tiers.host": (
         {"_compat.distributed", "runtime.tiers.base"},

@@ -587,6 +587,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "config",
             "runtime.worker.store",
             "runtime.worker.takeover",
+            "runtime.settings",
             "runtime.tiers",
             "schedule.instructions",
         },

@@ -510,7 +510,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
         {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},
-        set(),
+        {"numpy"},
     ),
     "runtime.tiers.host": (
         {"_compat.distributed", "runtime.tiers.base"},
@@ -590,6 +590,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "config",
             "runtime.worker.store",
             "runtime.worker.takeover",
+            "runtime.settings",
             "runtime.tiers",
             "schedule.instructions",
         },

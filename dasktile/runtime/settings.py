@@ -78,6 +78,9 @@ class RuntimeSettings:
     max_parts
         Parts of a tuple that are spilled one by one at the most; a longer tuple is spilled as a
         whole.
+    spare_files
+        Bytes of the files of removed results that a worker keeps, to write further results over
+        them.
     max_losses
         Times that one result is recomputed because it could not be read back from disk; after
         that, the tasks that read it fail.
@@ -108,4 +111,5 @@ class RuntimeSettings:
     monitor_interval: float = 0.1
     small_bytes: int = 1024
     max_parts: int = 256
+    spare_files: int = 1 << 27
     max_losses: int = 3

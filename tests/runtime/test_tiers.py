@@ -100,7 +100,8 @@ class Subject:
     """A tier, and functions that convert arrays for the tier above and back."""
 
     def __init__(self, kind: str, directory: Path, gpu: EmulatedDevice) -> None:
-        self.disk = Disk(str(directory)) if "disk" in kind else None
+        spare = 1 << 20 if "spare" in kind else 0
+        self.disk = Disk(str(directory), spare=spare) if "disk" in kind else None
         self.host: Host | None = None
         self.up: Callable[[Any], Any] = lambda value: value
         if kind in ("host", "disk under host"):
@@ -117,7 +118,7 @@ class Subject:
                 pytest.skip("there is no CUDA device")
             self.up = partial(cupy.array, order="K")
             made = device("cupy").host(HOST_MEMORY)
-        if kind != "disk":
+        if not kind.startswith("disk with") and kind != "disk":
             assert isinstance(made, Host)
             self.host = made
         tiers = [one for one in (self.host, self.disk) if one is not None]
@@ -130,7 +131,7 @@ class Subject:
 
     def kept(self) -> int:
         """Number of stored values."""
-        files = len(os.listdir(self.disk.directory)) if self.disk else 0
+        files = len(os.listdir(self.disk.directory)) - len(self.disk._spare) if self.disk else 0
         return files + (len(self.host._kept) if self.host else 0)
 
 
@@ -140,7 +141,7 @@ def down(value: Any) -> Any:
 
 @pytest.fixture(
     params=[
-        "disk", "host", "disk under host", "fake cupy",
+        "disk", "disk with spare files", "host", "disk under host", "fake cupy",
         pytest.param("cupy", marks=pytest.mark.gpu),
     ]
 )  # fmt: skip
@@ -408,6 +409,93 @@ def test_a_file_that_is_cut(tmp_path: Path, size: int) -> None:
     os.truncate(held.content, size)
     with pytest.raises(OSError, match="are missing"):
         one.load(held)
+
+
+def test_a_spare_file_is_written_over_by_a_tile_of_its_size(tmp_path: Path) -> None:
+    one = Disk(str(tmp_path), spare=1000)
+    first, second = one.store(np.arange(20.0)), one.store(np.arange(10.0))
+    one.free(first)
+    assert one.recycle(second)
+    assert len(os.listdir(one.directory)) == len(one._spare) == 2
+    again, other = one.store(np.arange(20.0) + 1), one.store(np.arange(15.0))
+    assert again.content == first.content
+    assert other.content not in (first.content, second.content)
+    with pytest.raises(OSError, match="was removed"):
+        one.load(first)
+    one.free(first)
+    assert not one.recycle(first)
+    check(one.load(again), np.arange(20.0) + 1)
+    check(one.load(other), np.arange(15.0))
+    # for the latest, as its pages are most likely in memory
+    held = [one.store(np.full(2, each)) for each in range(3)]
+    for each in held:
+        one.free(each)
+    assert one.store(np.zeros(2)).content == held[-1].content
+    assert one._spare.nbytes == sum(os.path.getsize(path) for path in one._spare._files)
+
+
+def test_spare_files_have_a_limit_and_the_oldest_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Disk(str(tmp_path))
+    held = one.store(BASE)
+    assert not one.recycle(held)
+    one.free(held)
+    assert os.listdir(one.directory) == []
+    size = held.size
+    one = Disk(str(tmp_path), spare=2 * size)
+    tiles = [one.store(BASE) for _ in range(3)]
+    assert one.recycle(tiles[0]) and one.recycle(tiles[1])
+    # to remove a file takes time
+    assert not one.recycle(tiles[2])
+    one.free(tiles[2])
+    assert list(one._spare._files) == [tiles[1].content, tiles[2].content]
+    assert len(os.listdir(one.directory)) == 2
+    large = one.store(np.zeros(3 * size, np.uint8))
+    one.free(large)
+    assert not os.path.exists(large.content)
+    assert len(one._spare) == 2
+    monkeypatch.setattr(disk, "_MOST_SPARE", 1)
+    last = one.store(np.zeros(5))
+    one.free(last)
+    assert list(one._spare._files) == [last.content]
+    assert os.listdir(one.directory) == [os.path.basename(last.content)]
+
+
+def test_a_disk_that_is_full_removes_its_spare_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Disk(str(tmp_path), spare=1 << 20)
+    tiles = [one.store(np.full(each, 1.0)) for each in (10, 20)]
+    for each in tiles:
+        one.free(each)
+    write = disk._write
+
+    def full(*arguments: Any) -> None:
+        if len(os.listdir(one.directory)) > 1:
+            raise OSError(28, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(disk, "_write", full)
+    held = one.store(np.full(30, 2.0))
+    check(one.load(held), np.full(30, 2.0))
+    assert os.listdir(one.directory) == [os.path.basename(held.content)]
+    with pytest.raises(OSError, match="No space left"):
+        one.store(np.zeros(40))
+    assert os.listdir(one.directory) == [os.path.basename(held.content)]
+
+
+def test_a_spare_file_that_was_removed_or_cut(tmp_path: Path) -> None:
+    one = Disk(str(tmp_path), spare=1 << 20)
+    tiles = [one.store(np.full(10, float(each))) for each in range(2)]
+    for each in tiles:
+        one.free(each)
+    os.remove(tiles[1].content)
+    os.truncate(tiles[0].content, 3)
+    again = [one.store(np.full(10, float(each))) for each in range(2)]
+    for number, held in enumerate(again):
+        check(one.load(held), np.full(10, float(number)))
+    assert again[1].content == tiles[0].content
 
 
 def test_compression(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def to_frames(value: Any, compression: Any) -> list[Any]:
     return serialize_bytelist(value, compression=compression, on_error="raise")
 
 
-def from_buffer(buffer: bytearray) -> Any:
+def from_buffer(buffer: bytearray | memoryview) -> Any:
     """The value that is stored in a file."""
     from distributed.protocol.serialize import deserialize_bytes
 

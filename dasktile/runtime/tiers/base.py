@@ -94,6 +94,13 @@ class Tier(ABC):
     def free(self, held: Held) -> None:
         """Remove a tile; never raises."""
 
+    def recycle(self, held: Held) -> bool:
+        """Remove a tile at once, by keeping its memory for another; False if that is impossible.
+
+        Never waits: called with locks held, in any thread.
+        """
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Remove all tiles; no method is called afterwards."""

@@ -239,8 +239,12 @@ class TileCopies:
                 # a value that is being copied stays until that is done
                 self._engine.delete(variable, partial(_keep_alive, held), "inline")
         else:
-            free = partial(self._tiers[tier - 1].free, held)
-            self._engine.delete(variable, free, f"{tier - 1} to {tier}", _REMOVAL)
+            lower, lane = self._tiers[tier - 1], f"{tier - 1} to {tier}"
+            free = partial(lower.free, held)
+            if not self._engine.delete_idle(variable):
+                self._engine.delete(variable, free, lane, _REMOVAL)
+            elif not lower.recycle(held):
+                self._engine.push(free, lane=lane, priority=_REMOVAL)
 
     def _hold(self, unit: Unit, tier: int, held: Held | None) -> None:
         """Note what a tier has of a unit, None for nothing any more."""

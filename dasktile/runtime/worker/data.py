@@ -15,6 +15,7 @@ from distributed import Worker
 
 from dasktile._compat.distributed import serialization, storage
 from dasktile.config import spill_settings
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.tiers import device as make_device
 from dasktile.runtime.worker.store import TileStore
@@ -55,6 +56,8 @@ def make_store(
     disk = Disk(
         os.path.join(worker_local_directory, "storage"),
         serialization.compression(f"{_MEMORY}.spill-compression"),
+        # where the disk is limited, the limit is for all files
+        RuntimeSettings().spare_files if max_spill is False else 0,
     )
     capacity = (host_budget(limit), None if max_spill is False else parse_bytes(max_spill))
     options = spill_settings()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import threading
 import weakref
 from collections import Counter
@@ -280,20 +281,30 @@ def test_tasks_wait_for_nothing_and_nothing_is_ranked_while_memory_is_rather_emp
 
 
 @pytest.mark.parametrize("count, expected", [(1, [1]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
-def test_the_next_tasks_include_those_that_need_resources(
-    count: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_tasks_include_those_that_need_resources(count: int, expected: list[int]) -> None:
     ready, constrained = (HeapSet(key=attrgetter("priority")) for _ in range(2))
     tasks = {number: Prioritised((number,)) for number in range(1, 5)}
     for number, heap in ((4, ready), (2, ready), (3, constrained), (1, constrained)):
         heap.add(tasks[number])
     worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=constrained))
     assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected
-    monkeypatch.setattr(execution, "_MOST_SORTED", 1)
-    assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected[:2]
     ready.clear()
     constrained.clear()
     assert execution.next_tasks(worker, count) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_next_tasks_of_many_are_those_that_a_sort_would_put_first(seed: int) -> None:
+    rng = random.Random(seed)
+    ready, constrained = (HeapSet(key=attrgetter("priority")) for _ in range(2))
+    tasks = [Prioritised((rng.randrange(50), number)) for number in range(100)]
+    worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=constrained))
+    for _ in range(300):
+        task = rng.choice(tasks)
+        # what is removed and added again is in the heap more than once
+        (ready.discard if task in ready else ready.add)(task)
+        expected = sorted(ready, key=attrgetter("priority"))[:4]
+        assert execution.next_tasks(worker, 4) == expected
 
 
 @dataclass(eq=False)

@@ -169,6 +169,9 @@ class Shaky(Tier):
     def free(self, held: Held) -> None:
         self.tier.free(held)
 
+    def recycle(self, held: Held) -> bool:
+        return self.tier.recycle(held)
+
     def close(self) -> None:
         self.tier.close()
 
@@ -265,7 +268,8 @@ class World:
         self.numbers = itertools.count(1)
         #: Memory with a row for every key, which may come again.
         self.page: Any = None
-        self.held = Disk(str(directory))
+        # three tiles: files are written over, and removed
+        self.held = Disk(str(directory), spare=int(3.5 * SIZE) if seed % 2 else 0)
         self.device: EmulatedDevice | None = None
         meanwhile = self.chaos.pause if play is None else play.meanwhile
         tiers: list[Tier] = [Shaky(self.held, self.chaos, meanwhile)]
@@ -350,7 +354,7 @@ class World:
             assert not left, left
         assert store.spilled_total == (0, 0)
         if not self.closed:
-            assert not os.listdir(self.held.directory)
+            assert len(os.listdir(self.held.directory)) == len(self.held._spare)
         if self.device is not None:
             self.page = None
             gc.collect()

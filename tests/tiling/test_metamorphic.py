@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +142,9 @@ def check_method(node: Node, workers: int, method: str) -> None:
     """No method moves fewer bytes than a bound for as many workers."""
     plan = planned(program(node), workers)
     other = tile(program(node), workers=workers, method=method, settings=BYTES_DECIDE, force=True)
-    assert other.after.bytes >= plan.lower_bound
+    # methods that know powers of two only use another number of workers, of which nothing is proven
+    if other.tiled is None or math.prod(other.tiled.mesh) == workers:
+        assert other.after.bytes >= plan.lower_bound
 
 
 def pinned_copy(program: Program, chunk: int) -> Program:
@@ -192,7 +195,7 @@ CHECKS = {
         # 48 and 96 chunks are even for all of these workers; two and one have parts of their own
         st.sampled_from([SIZE // 48, SIZE // 96, SIZE // 2, SIZE]),
     ),
-    check_method: (WORKERS, st.sampled_from(METHODS)),
+    check_method: (WORKERS | st.sampled_from([2, 4, 8, 16]), st.sampled_from(METHODS)),
 }
 
 

@@ -1,12 +1,13 @@
 """Processor seconds of planning: capture, tiling and lowering, by workload and by stage.
 
-    python -m benchmarks.planning [--goals] [--stages] [--again] [--hook] [--only NAME]
+    python -m benchmarks.planning [--goals [--memory]] [--stages] [--again] [--hook] [--only NAME]
                                   [--repeat 3] [--nodes 300] [--size 1] [--json FILE]
 
 `--goals` plans workloads for 4 to 1,024 workers with ``dasktile.optimize`` and prints the processor
-time and the goal of each.  `--stages` plans expressions of three lengths and prints the time of
-every stage, the time per graph layer and the peak memory of planning.  By default both are printed.
-Nothing that was kept of an earlier plan is used.
+time and the goal of each; with `--memory` also the bytes that Python allocates in it for each task
+of the result: at the most, and in the result.  `--stages` plans expressions of three lengths and
+prints the time of every stage, the time per graph layer and the peak memory of planning.  By
+default both are printed.  Nothing that was kept of an earlier plan is used.
 
 `--again` plans the workloads of the corpus twice, and prints the processor time of both plans, and
 of what is decided in them.  `--hook` times ``dasktile.array_optimize`` on about twenty tasks.
@@ -15,6 +16,7 @@ of what is decided in them.  `--hook` times ``dasktile.array_optimize`` on about
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -183,7 +185,21 @@ def arrays(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def plan(case: Case, repeat: int) -> dict[str, Any]:
+def allocated(function: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes that Python allocates at the most in a call, and that what it returns takes."""
+    forget()
+    tracemalloc.start()
+    try:
+        result = function()
+        gc.collect()
+        kept, most = tracemalloc.get_traced_memory()
+        del result
+    finally:
+        tracemalloc.stop()
+    return most, kept
+
+
+def plan(case: Case, repeat: int, memory: bool = False) -> dict[str, Any]:
     """Time one plan."""
     collections = arrays(case.build())
 
@@ -194,14 +210,20 @@ def plan(case: Case, repeat: int) -> dict[str, Any]:
     graph = HighLevelGraph.merge(*(array.__dask_graph__() for array in result))
     tasks = count_tasks(graph, [array.name for array in result])
     goal = min(case.goal(tasks), MOST_SECONDS)
-    return {
+    row = {
         "workload": case.name,
         "workers": case.workers,
         "tasks": tasks,
         "seconds": round(seconds, 3),
         "goal": round(goal, 3),
         "met": seconds <= goal,
+        "us_a_task": round(1e6 * seconds / max(1, tasks), 1),
     }
+    if memory:
+        del result, graph
+        most, kept = allocated(planned)
+        row |= {"bytes_a_task": kept // max(1, tasks), "most_bytes_a_task": most // max(1, tasks)}
+    return row
 
 
 def anomalies_by_month(repeat: int) -> dict[str, Any]:
@@ -298,11 +320,11 @@ def measure(nodes: int, workers: int, repeat: int) -> dict[str, Any]:
     }
 
 
-def goals(only: str | None, repeat: int) -> Iterator[dict[str, Any]]:
+def goals(only: str | None, repeat: int, memory: bool) -> Iterator[dict[str, Any]]:
     """Rows of the plans that have a goal."""
     for case in cases():
         if only is None or case.name == only:
-            yield plan(case, repeat)
+            yield plan(case, repeat, memory)
     if only in (None, "anomalies"):
         yield anomalies_by_month(repeat)
     if only in (None, "random"):
@@ -319,6 +341,7 @@ def stages(nodes: int, repeat: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--goals", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="of the plans that have a goal")
     parser.add_argument("--stages", action="store_true")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--hook", action="store_true")
@@ -333,7 +356,7 @@ def main() -> None:
     rows = []
     tables = []
     if arguments.goals or both:
-        tables.append(goals(arguments.only, arguments.repeat))
+        tables.append(goals(arguments.only, arguments.repeat, arguments.memory))
     if (arguments.stages or both) and arguments.only is None:
         tables.append(stages(arguments.nodes, arguments.repeat))
     if arguments.again:

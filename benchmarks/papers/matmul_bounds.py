@@ -1,7 +1,7 @@
 """Bytes moved by products of two matrices, compared with the lower bound of all algorithms.
 
-    python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ...] [--axes 4] [--unit 960]
-        [--plot FILE]
+    python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ... | --all] [--axes 4] [--unit 960]
+        [--task-bytes N] [--brief] [--plot FILE]
 
 The bound counts words that processors receive beyond what they hold (Al Daas, Ballard, Grigori,
 Kumar and Rouse, SPAA 2022).  It is tight if the sizes divide into a processor grid of the right
@@ -10,7 +10,8 @@ grids.  Inputs may have any placement at the start, and the result may have any 
 
 Plans may leave some workers without tiles where the others have better grids (12 of 13).  The bound
 is that of the workers that have some.  `over fewer` is the time of bytes and work, by the prices of
-the planner, over the least of the best grids of any number of workers up to all of them.
+the planner, over the least of the best grids of any number of workers up to all of them.  Tasks are
+left out of it, but the planner counts them: with `--task-bytes 1` it counts hardly any.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ UNIT = 960
 
 #: Ratio to the bound up to which a case counts as near.
 NEAR = 1.25
+
+#: Ratio to the best grid up to which a case is close.
+CLOSE = 1.05
+
+#: The most workers of a sweep of all numbers.
+MAX_COUNT = 128
 
 #: Number of candidates that includes all tilings of a product on a mesh of four axes.
 FOUR_AXES_STATES = 640
@@ -130,12 +137,19 @@ class Case:
         return self.time / self.least_time
 
 
-def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") -> Case:
+def case(
+    m: int,
+    k: int,
+    n: int,
+    workers: int,
+    method: Method | str = "auto",
+    settings: Settings | None = None,
+) -> Case:
     """Plan one product."""
     net = Network(itemsize=8)
     net.einsum("C", "ij,jk->ik", net.source("A", m, k), net.source("B", k, n))
-    plan = tile(net.program(), workers=workers, method=method, force=True)
-    settings = replace(Settings(), task_bytes=0.0)
+    plan = tile(net.program(), workers=workers, method=method, force=True, settings=settings)
+    timed = Objective(replace(settings or Settings(), task_bytes=0.0))
     work = sum(plan.after.loads)
     return Case(
         (m, k, n),
@@ -144,9 +158,9 @@ def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") ->
         lower_bound(m, k, n, plan.used_workers),
         best_grid(m, k, n, workers),
         plan.used_workers,
-        Objective(settings).elapsed(plan.after),
+        timed.elapsed(plan.after),
         min(
-            best_grid(m, k, n, count) * 8 / workers + Objective(settings).lost(work / count)
+            best_grid(m, k, n, count) * 8 / workers + timed.lost(work / count)
             for count in range(1, workers + 1)
         ),
     )
@@ -162,10 +176,11 @@ def sweep(
     ratios: Sequence[int] = RATIOS,
     method: Method | str = "auto",
     unit: int = UNIT,
+    settings: Settings | None = None,
 ) -> list[Case]:
     """Plan every product of the sweep."""
     return [
-        case(m * unit, k * unit, n * unit, count, method)
+        case(m * unit, k * unit, n * unit, count, method, settings)
         for count in workers
         for m, k, n in itertools.product(ratios, repeat=3)
     ]
@@ -223,6 +238,41 @@ def report(cases: Sequence[Case], console: Console) -> None:
     console.print(table)
 
 
+def brief(
+    workers: Iterable[int],
+    method: Method | str,
+    unit: int,
+    settings: Settings | None,
+    console: Console,
+) -> list[Case]:
+    """Print a line for every number of workers with products that miss the best grids, and a sum.
+
+    A product misses if it takes more than `CLOSE` times the bytes of the best grid of all workers,
+    or that time on the best grid of any number of workers.
+    """
+    cases: list[Case] = []
+    missed: list[Case] = []
+    for count in workers:
+        found = sweep((count,), method=method, unit=unit, settings=settings)
+        misses = [each for each in found if max(each.over_grid, each.over_fewer) > CLOSE]
+        if misses:
+            worst = max(misses, key=lambda each: each.over_fewer)
+            console.print(
+                f"{count} workers: {len(misses)} of {len(found)} products, up to"
+                f" {worst.over_fewer:.3f} ({_name(worst)} on {worst.used})"
+            )
+        cases += found
+        missed += misses
+    counts = len({each.workers for each in missed})
+    console.print(
+        f"{len(missed):,} of {len(cases):,} products on {counts} numbers of workers are above"
+        f" {CLOSE}; over grid at most {max(each.over_grid for each in cases):.3f}, over fewer"
+        f" {max(each.over_fewer for each in cases):.3f}, mean"
+        f" {sum(each.over_fewer for each in cases) / len(cases):.4f}"
+    )
+    return cases
+
+
 def plot(cases: Sequence[Case], path: Path) -> None:
     """Draw every case: its ratio over the number of workers."""
     from matplotlib.figure import Figure
@@ -264,11 +314,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--axes", type=int, choices=(3, 4), default=3, help="of the mesh; 3 is the default's"
     )
     parser.add_argument("--unit", type=int, default=UNIT, help="sizes are 1 to 64 of it")
+    parser.add_argument("--all", action="store_true", help="every number of workers from 2 to 128")
+    parser.add_argument(
+        "--task-bytes", type=float, metavar="N", help="the planner's price of a task"
+    )
+    parser.add_argument("--brief", action="store_true", help="print only products that miss")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     method = "auto" if options.axes == 3 else four_axes()
-    cases = sweep(options.workers, method=method, unit=options.unit)
-    report(cases, Console())
+    workers = range(2, MAX_COUNT + 1) if options.all else options.workers
+    settings = None
+    if options.task_bytes is not None:
+        settings = replace(Settings(), task_bytes=options.task_bytes)
+    if options.brief:
+        cases = brief(workers, method, options.unit, settings, Console())
+    else:
+        cases = sweep(workers, method=method, unit=options.unit, settings=settings)
+        report(cases, Console())
     if options.plot:
         plot(cases, options.plot)
     return 0

@@ -23,6 +23,11 @@ MOST_IDLE = 0.25
 #: those on all, up to which the fewer workers are tried (chosen: less is not worth a search).
 CLEARLY_FEWER = 0.9
 
+#: Power of the number of workers by which a good grid is weighed against idle workers (chosen: of
+#: fewer than 47 workers, 46 = 23 x 2 is a bad grid and 36 leaves many idle, and 45 = 5 x 3 x 3 is
+#: neither).
+IDLE_POWER = 4
+
 #: Numbers of fewer workers that are tried at the most (chosen: each takes a search).
 MOST_TRIED = 2
 
@@ -41,8 +46,8 @@ def fewer_workers(workers: int) -> tuple[int, ...]:
 
     Examples
     --------
-    >>> fewer_workers(13), fewer_workers(11), fewer_workers(7), fewer_workers(12)
-    ((12,), (10, 9), (6,), ())
+    >>> fewer_workers(13), fewer_workers(11), fewer_workers(47), fewer_workers(12)
+    ((12,), (10, 9), (45, 36), ())
     """
     if max(primes(workers), default=1) <= SMALL_PRIME:
         return ()
@@ -53,8 +58,11 @@ def fewer_workers(workers: int) -> tuple[int, ...]:
         if faces < least and faces * workers <= CLEARLY_FEWER * all_workers * count:
             least = faces
             found.append(count)
-    # those that leave fewest idle, and those of the best grids
-    return tuple(found) if len(found) <= MOST_TRIED else (found[0], found[-1])
+    if len(found) <= MOST_TRIED:
+        return tuple(found)
+    # those with a good grid that leave few idle, and those of the best grid
+    few_idle = min(found[:-1], key=lambda count: _faces(count) / count**IDLE_POWER)
+    return few_idle, found[-1]
 
 
 def share_moved(fewer: int, workers: int) -> float:

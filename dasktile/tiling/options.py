@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import Follow, Label, Node, Role, Sharding, Where
+from dasktile.ir import Follow, Label, Node, Role, Sharding, Share, Where
 from dasktile.tiling.settings import CandidateLimits
 
 Ints = npt.NDArray[np.int64]
@@ -20,6 +21,11 @@ REPLICATED = -1
 
 #: A label that a mesh axis cuts, and the output axis along which a sum over it is scattered.
 AxisUse = tuple[int | None, int | None]
+
+#: For every dimension, the mesh axes that divide it.
+AxesOf = tuple[tuple[int, ...], ...]
+
+_Any = TypeVar("_Any")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +206,19 @@ def assigned(node: Node, limits: CandidateLimits, axes: int, ordered: bool) -> O
 def _assigned(
     able: Sequence[AxisUse], labels: int, out: Sequence[int | None], axes: int, ordered: bool
 ) -> Options:
+    orders = _orders(axes, ordered)
+    # few of the orders differ in what they cut, and many candidates cut an axis alike
     return Options(
-        option
+        Option(_divided(cuts), _divided(held))
         for each in itertools.product(able, repeat=axes)
-        for option in _distinct(_assignment(each, order, labels, out)
-                                for order in _orders(axes, ordered))
-    )  # fmt: skip
+        for cuts, held in _distinct(_assignment(each, order, labels, out) for order in orders)
+    )
 
 
 def _assignment(
     each: Sequence[AxisUse], order: Iterable[int], labels: int, out: Sequence[int | None]
-) -> Option:
-    """The candidate of one use of each mesh axis."""
+) -> tuple[AxesOf, AxesOf]:
+    """The mesh axes that divide labels, and axes of the result, of one use of each mesh axis."""
     cuts: list[tuple[int, ...]] = [()] * labels
     scattered: list[tuple[int, ...]] = [()] * len(out)
     for axis in order:
@@ -228,7 +235,17 @@ def _assignment(
         if label is not None:
             taken.add(label)
         held.append(by + more)
-    return Option(Sharding.divided(cuts), Sharding.divided(held))
+    return tuple(cuts), tuple(held)
+
+
+@lru_cache(maxsize=4096)
+def _divided(axes: AxesOf, replicated: tuple[int, ...] = ()) -> Sharding:
+    return Sharding(tuple(map(_share, axes)), replicated)
+
+
+@lru_cache(maxsize=1024)
+def _share(by: tuple[int, ...]) -> Share:
+    return Share(by)
 
 
 def divided(
@@ -246,22 +263,25 @@ def divided(
     axes, ordered
         As for :func:`assigned`.
     """
-    return [
-        option
+    orders = _orders(axes, ordered)
+    shardings = (
+        _divided(cuts, replicated)
         for each in itertools.product(choices, repeat=axes)
-        for option in _distinct(_division(each, order, dims) for order in _orders(axes, ordered))
-    ]
+        for cuts, replicated in _distinct(_division(each, order, dims) for order in orders)
+    )
+    return [Option(sharding, sharding) for sharding in shardings]
 
 
-def _division(each: Sequence[int | None], order: Iterable[int], dims: int) -> Option:
+def _division(
+    each: Sequence[int | None], order: Iterable[int], dims: int
+) -> tuple[AxesOf, tuple[int, ...]]:
+    """The mesh axes that divide each axis, and those along which there are replicas."""
     cuts: list[tuple[int, ...]] = [()] * dims
     for axis in order:
         divides = each[axis]
         if divides is not None and divides != REPLICATED:
             cuts[divides] += (axis,)
-    replicated = [axis for axis, does in enumerate(each) if does == REPLICATED]
-    sharding = Sharding.divided(cuts, replicated)
-    return Option(sharding, sharding)
+    return tuple(cuts), tuple(axis for axis, does in enumerate(each) if does == REPLICATED)
 
 
 def _orders(axes: int, ordered: bool) -> list[tuple[int, ...]]:
@@ -269,8 +289,8 @@ def _orders(axes: int, ordered: bool) -> list[tuple[int, ...]]:
     return list(itertools.permutations(range(axes))) if ordered else [tuple(range(axes))]
 
 
-def _distinct(options: Iterable[Option]) -> Iterable[Option]:
-    return dict.fromkeys(options)
+def _distinct(each: Iterable[_Any]) -> Iterable[_Any]:
+    return dict.fromkeys(each)
 
 
 def in_two_shardings(options: Sequence[Option], axes: int, most: int) -> list[Option]:

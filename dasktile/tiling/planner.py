@@ -135,8 +135,11 @@ def tile(
     found = search(planner, chosen, searches_all)
     all_found = [found]
     if name == "auto" and workers <= MAX_WORKERS:
-        refused = bool(objection(unchanged, before, planner, found.least, memory_limit))
-        elapsed = unchanged.stock_elapsed(before.price)
+        # methods are compared with each other, not with the input
+        refused = not force and bool(
+            objection(unchanged, before, planner, found.least, memory_limit)
+        )
+        elapsed = math.inf if force else unchanged.stock_elapsed(before.price)
         all_found = with_fewer_workers(planner, found, chosen, before.price, elapsed, refused)
     rules = settings.acceptance
     candidates: list[Candidate] = []

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dasktile.ir import Program
-from dasktile.tiling import Settings, tile
+from dasktile.tiling import Settings, planner, tile
 from dasktile.tiling.fewer import MOST_IDLE, fewer_workers, why_fewer
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.searches import Found, with_fewer_workers
 from tests.programs import Builder
 
 THREADS = 2
@@ -66,8 +68,8 @@ def test_only_numbers_of_workers_with_a_large_prime_factor_use_fewer() -> None:
         assert not fewer or largest_prime(workers) >= 5
         assert all((1 - MOST_IDLE) * workers <= count < workers for count in fewer)
         assert list(fewer) == sorted(fewer, reverse=True)
-    assert [fewer_workers(workers) for workers in (7, 11, 13, 14, 26)] == [
-        (6,), (10, 9), (12,), (12,), (25, 24),
+    assert [fewer_workers(workers) for workers in (7, 11, 13, 14, 26, 47)] == [
+        (6,), (10, 9), (12,), (12,), (25, 24), (45, 36),
     ]  # fmt: skip
 
 
@@ -87,6 +89,30 @@ def test_thirteen_workers_are_planned_as_twelve() -> None:
     assert len(plan.after.loads) == 13 and plan.after.loads[-1] == 0
     assert plan.after.balance == pytest.approx(13 / 12, rel=0.03)
     assert twelve.used_workers == 12 and twelve.bytes_on_all is None
+
+
+def test_forced_plans_are_compared_with_each_other_and_not_with_the_input() -> None:
+    """One worker alone takes less time here, but a forced plan may not use one."""
+    program = product(960, 960)
+    assert planned(program, 29).unchanged
+    plan = planned(program, 29, force=True)
+    assert plan.used_workers == 27 and plan.after.bytes == 6 * 960**2 * 8
+
+
+@pytest.mark.parametrize("workers", [26, 47])
+def test_plans_for_fewer_workers_move_fewer_bytes_each(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every: list[list[int]] = []
+
+    def recorded(*args: Any) -> list[Found]:
+        found = with_fewer_workers(*args)
+        every.append([each.least.price.bytes for each in found])
+        return found
+
+    monkeypatch.setattr(planner, "with_fewer_workers", recorded)
+    planned(product(12_000, 750), workers, force=True)
+    assert len(every[0]) > 1 and every[0] == sorted(set(every[0]))
 
 
 def test_all_workers_are_used_where_work_takes_longer_than_bytes() -> None:

@@ -200,6 +200,8 @@ def _traced(function: Any, kwargs: Mapping[str, Any], arguments: int) -> Depths:
 
 
 def _is_traceable(function: Any) -> bool:
+    while type(function) is functools.partial:
+        function = function.func
     return type(function) is types.FunctionType and _package(function) not in _NOT_TRACED
 
 

@@ -381,6 +381,9 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
     if plan is None:
         return each.name, each.reason, "", ""
     plan = _as_computed(plan)
+    is_simulated = plan.run_tasks_before is not None and plan.run_tasks_after is not None
+    if _is_plan(plan) and not is_simulated:
+        return each.name, "that of a plan already", "", ""
     return (
         each.name,
         _tasks(plan),

@@ -147,7 +147,7 @@ def _moved(plan: PlanReport) -> str:
     moved = f"moves {format_bytes(after)} between workers"
     if plan.is_comparable:
         # on their best workers, where Dask's scheduler would not place all tasks
-        same = ", as with the input's chunks"
+        same = ", as with the input's chunks on these workers"
         moved = _instead("moves", before, after, " between workers", same=same)
     line = f"{moved} ({_certificate(plan)})"
     if after > _MORE_RECEIVED * max(before, LARGE) and (gains := _gains(plan)):

@@ -36,6 +36,9 @@ _LEGEND = (
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
 _TOKEN = re.compile(r"-dasktile-(?:.*-)?([0-9a-f]{32})$")
 
+#: Letters of a hash.
+_HASH_LENGTH = 32
+
 
 class PlanCounts(Protocol):
     """The counts of the scheduler plugin.
@@ -163,6 +166,8 @@ class Metrics:
     of_left
         Their counts together, as of their last heartbeats: what they did since then is missing.
         All sums contain them.
+    is_explained
+        Whether an explanation was given.
     """
 
     workers: Mapping[str, WorkerCounts]
@@ -173,6 +178,7 @@ class Metrics:
     rows: Mapping[str, str] = field(default_factory=dict)
     left: int = 0
     of_left: WorkerCounts = field(default_factory=WorkerCounts)
+    is_explained: bool = False
 
     @property
     def by_row(self) -> dict[str, LayerCounts]:
@@ -329,6 +335,11 @@ class Metrics:
             )
         if self.left:
             lines.append(f"counted, too, as of the last heartbeat: {self._left_workers()}")
+        if self.is_explained and self.layers and not self.rows:
+            lines.append(
+                "no layer that ran belongs to a row of the explanation: it is of other arrays, or"
+                " their plan was not run; layers are shown instead"
+            )
         if self.errors:
             lines.append(f"errors inside dasktile: {self.errors:,}, see the logs")
         total = len(self.workers) + len(self.missing)
@@ -558,13 +569,47 @@ def _gathered(
         name: LayerCounts(received[name], predicted.get(name, 0), tiles[name], held[name])
         for name in dict.fromkeys([*predicted, *sorted({*received, *held})])
     }
-    known = {layer: row for layer, row in rows.items() if layer in layers}
+    known = rows_of_layers(layers, rows)
     of_left = WorkerCounts(
         received=sum(left["received"].values()), tasks=left["tasks"], **_of_store(left["store"])
     )
     return Metrics(
-        workers, layers, plan["placed"], errors, missing, known, left["workers"], of_left
+        workers,
+        layers,
+        plan["placed"],
+        errors,
+        missing,
+        known,
+        left["workers"],
+        of_left,
+        bool(rows),
     )
+
+
+def rows_of_layers(layers: Iterable[str], rows: Mapping[str, str]) -> dict[str, str]:
+    """The rows of layers that ran.
+
+    Results that ``compute`` brings to the client in tuples have another hash in their names than
+    those that ``optimize`` returns: a layer also belongs to a row of which no layer has run by its
+    whole name, and one has by the rest of it.
+
+    Parameters
+    ----------
+    layers
+        Names of the layers that ran.
+    rows
+        By name of a layer of the explanation, its row.
+    """
+    found = {layer: rows[layer] for layer in layers if layer in rows}
+    left: dict[str, set[str]] = {}
+    for layer, row in rows.items():
+        if row not in found.values() and _TOKEN.search(layer):
+            left.setdefault(layer[:-_HASH_LENGTH], set()).add(row)
+    for layer in layers:
+        candidates = left.get(layer[:-_HASH_LENGTH], set()) if _TOKEN.search(layer) else set()
+        if layer not in found and len(candidates) == 1:
+            (found[layer],) = candidates
+    return found
 
 
 def _of_store(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -333,6 +333,10 @@ FILTERS: Mapping[str, tuple[Callable[..., Any], dict[int, int]]] = {
     "a first axis": (lambda x: ndimage.convolve1d(x, WEIGHTS, axis=0), {0: 1, 1: 1}),
     "a Gaussian": (lambda x: ndimage.gaussian_filter(x, (0.5, 0), truncate=2), {0: 1}),
     "another": (lambda x: ndimage.gaussian_filter1d(x, 0.4, order=1), {1: 2}),
+    "bound arguments": (
+        functools.partial(ndimage.gaussian_filter, sigma=0.5, truncate=2),
+        {0: 1, 1: 1},
+    ),
     "a radius": (lambda x: ndimage.gaussian_filter(x, 1, radius=2), {0: 2, 1: 2}),
     "two": (lambda x: convolve(convolve(x, KERNEL), KERNEL) - x, {0: 2, 1: 4}),
     "edges": (lambda x: np.hypot(ndimage.sobel(x, 0), ndimage.prewitt(x)), {0: 1, 1: 1}),

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from dasktile.runtime.metrics import (
     WorkerCounts,
     metrics,
     owners,
+    rows_of_layers,
     short_name,
     short_names,
 )
@@ -686,3 +688,20 @@ def test_layers_of_no_row_are_told_apart() -> None:
     counts = Metrics({}, {"a": LayerCounts(1), "b": LayerCounts(2)}, rows={"a": "0 matmul"})
     table = str(counts).split("\n\n")[1].splitlines()
     assert [line.split("  ")[0] for line in table if line[0] in "0o"] == ["0 matmul", "other: b"]
+
+
+def test_results_that_compute_gathers_belong_to_their_row() -> None:
+    """Their names have another hash than those of what ``optimize`` returns."""
+    one, other = "1" * 32, "2" * 32
+    rows = {f"sub-dasktile-2x2-{one}": "2 sub", f"sum-dasktile-2x2-{one}": "3 sum"}
+    ran = [f"sub-dasktile-2x2-{other}", f"sum-dasktile-2x2-{one}", f"sum-dasktile-2x2-{other}"]
+    # a row that has run by its own name takes no other layer
+    assert rows_of_layers(ran, rows) == {ran[0]: "2 sub", ran[1]: "3 sum"}
+    two = {f"sub-dasktile-2x2-{one}": "2 sub", f"sub-dasktile-2x2-{'3' * 32}": "5 sub"}
+    assert rows_of_layers(ran, two) == {}
+
+
+def test_an_explanation_of_other_arrays_is_said_to_be_one() -> None:
+    counts = Metrics({}, {"a": LayerCounts(1)}, is_explained=True)
+    assert "no layer that ran belongs to a row of the explanation" in str(counts)
+    assert "belongs to a row" not in str(replace(counts, rows={"a": "0 sum"}))

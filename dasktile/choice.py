@@ -164,7 +164,7 @@ def is_planned(request: Request) -> bool:
 
 
 def has_plan(request: Request) -> bool:
-    """Whether all layers of plans in the graph are of plans for as many workers, and there are some.
+    """Whether the graph has layers of plans, and all of these are for as many workers.
 
     How many of the workers these use may differ.
 

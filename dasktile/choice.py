@@ -59,7 +59,7 @@ from dasktile.prediction import (
 from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.report.formatting import format_bytes, format_names
 from dasktile.request import Request
-from dasktile.schedule.placement import is_written, plan_size
+from dasktile.schedule.placement import is_written, placements_of
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.objective import seconds_alone
 from dasktile.tiling.plan import TilingPlan
@@ -164,7 +164,9 @@ def is_planned(request: Request) -> bool:
 
 
 def has_plan(request: Request) -> bool:
-    """Whether all layers of plans in the graph are of one for as many workers, and there are some.
+    """Whether the graph has layers of plans, and all of these are for as many workers.
+
+    How many of the workers these use may differ.
 
     Parameters
     ----------
@@ -173,8 +175,8 @@ def has_plan(request: Request) -> bool:
     """
     if request.method != "auto" or request.machine.limit_given:
         return False
-    size = plan_size(request.graph.layers)
-    return size is not None and size.workers == request.machine.workers
+    planned_for = {placement.workers for placement in placements_of(request.graph.layers)}
+    return planned_for == {request.machine.workers}
 
 
 def chosen_plan(request: Request) -> Candidate | None:

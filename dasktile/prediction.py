@@ -17,7 +17,7 @@ from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.homes import has_homes
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
-from dasktile.schedule.placement import is_written, plan_size
+from dasktile.schedule.placement import is_written, placements_of
 from dasktile.tiling.calibration import Calibration
 
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
@@ -300,20 +300,23 @@ def predict_input(
     limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says
-        positions = _positions_of(graph, machine.workers)
-        limits = replace(limits, mesh=(positions,))
+        tables = _workers_by_positions(graph, machine.workers)
+        limits = replace(limits, mesh=(machine.workers,), tables=tables)
     tasks, guessed = placed_tasks(graph, wanted, limits, by_place=by_place, there=there)
-    if by_place and positions != machine.workers:
-        workers = workers_of_positions(positions, machine.workers)
-        homes = [None if home is None else workers[home] for home in tasks.homes]
-        tasks = replace(tasks, homes=homes)
     return predict_tasks(machine, work, tasks, guessed)
 
 
-def _positions_of(graph: HighLevelGraph, workers: int) -> int:
-    """The mesh positions by which the scheduler places the tasks of a graph; else the workers."""
-    size = plan_size(graph.layers)
-    return size.positions if size is not None and has_homes(size.positions, workers) else workers
+def _workers_by_positions(graph: HighLevelGraph, workers: int) -> dict[int, list[int]]:
+    """For every mesh of plans in a graph, by its number of positions, the worker of each position.
+
+    As the scheduler places tasks: layers of several plans may have different meshes.
+    """
+    meshes = {placement.positions for placement in placements_of(graph.layers)}
+    return {
+        positions: workers_of_positions(positions, workers)
+        for positions in meshes
+        if has_homes(positions, workers)
+    }
 
 
 def tasks_of_input(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> int:

@@ -22,7 +22,7 @@ from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.ir import ALREADY_TILED
-from dasktile.schedule.placement import plan_size
+from dasktile.schedule.placement import placements_of
 from tests.agreement import EAGER
 from tests.support import plan_for_workers
 
@@ -955,6 +955,12 @@ def test_what_optimize_returned_is_not_planned_again(monkeypatch: pytest.MonkeyP
     assert not any("already" in plan.verdict for plan in plans)
 
 
+def sizes_of(array: da.Array) -> set[tuple[int, int]]:
+    """Numbers of positions of plans, and of the workers that they were made for."""
+    layers = array.__dask_graph__().layers
+    return {(placement.positions, placement.workers) for placement in placements_of(layers)}
+
+
 @pytest.mark.parametrize(("planned", "used", "chunk"), [(8, 8, 500), (12, 12, 500), (13, 12, 1000)])
 def test_a_plan_counts_for_the_workers_that_it_was_made_for(
     planned: int, used: int, chunk: int, monkeypatch: pytest.MonkeyPatch
@@ -962,14 +968,22 @@ def test_a_plan_counts_for_the_workers_that_it_was_made_for(
     """Plans for 10 may use 8 workers, and plans for 13 use 12, but not the other way round."""
     a, b = (da.ones((8000, 8000), chunks=chunk) for _ in range(2))
     y = dasktile.optimize(a @ b, workers=planned)
-    sizes = {plan_size([name]) for name in y.__dask_graph__().layers} - {None}
-    assert sizes == {(used, planned)}
+    assert sizes_of(y) == {(used, planned)}
     for store in (None, returned._Store()):
         if store is not None:
             monkeypatch.setattr(returned, "_store", store)
         assert dasktile.optimize(y, workers=planned) is y
         for workers in {8, 9, 10, 12, 13, 14} - {planned}:
             assert "already" not in dasktile.explain(y, workers=workers).verdict
+
+
+def test_plans_for_as_many_workers_that_use_different_numbers_count_together() -> None:
+    a, b = (da.ones((8000, 8000), chunks=1000) for _ in range(2))
+    x = dasktile.optimize(a @ b, workers=13)
+    y = dasktile.optimize(centred_gram(1300), workers=13)
+    assert sizes_of(x) == {(12, 13)} and sizes_of(y) == {(13, 13)}
+    assert "already" in dasktile.explain(x, y, workers=13).verdict
+    assert "already" not in dasktile.explain(x, y, workers=12).verdict
 
 
 def test_names_with_the_mark_that_others_gave() -> None:

@@ -19,7 +19,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from hypothesis import HealthCheck, given, note, reject, settings
 
 import dasktile
-import dasktile.tiling.planner
 from dasktile import pipeline
 from dasktile.capture.culling import needed_blocks
 from dasktile.ir import (
@@ -39,7 +38,7 @@ from dasktile.ir import (
 )
 from dasktile.tiling import contains_unneeded, cut_where_needed, may_be_culled
 from tests.expressions import Expression, Lazy, Value, outputs
-from tests.support import plan_for_workers
+from tests.support import accept_all_plans, plan_for_workers
 
 #: How often each block of a user's function ran, and each chunk was read.
 RUNS: Counter[Any] = Counter()
@@ -168,7 +167,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rewrite whatever it costs; run tasks here, so that they can be counted."""
-    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+    accept_all_plans(monkeypatch)
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     with dask.config.set(
         {"scheduler": "sync", "dasktile.cost.task-bytes": 1, "dasktile.tiling.min-tile": 1}

@@ -12,9 +12,9 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dasktile
-import dasktile.tiling.planner
 from dasktile import api, pipeline
 from dasktile.cluster.target import Machine
+from tests.support import accept_all_plans
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((96, 40)), RNG.random((40, 64))
@@ -56,7 +56,7 @@ def rewrites(
 
     # the scheduler, which optimises, is in this process
     monkeypatch.setattr(pipeline, "rewrite", recorded)
-    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+    accept_all_plans(monkeypatch)
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     with dask.config.set(
         {

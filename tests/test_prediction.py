@@ -819,13 +819,18 @@ def test_combined_results_have_the_groups_of_their_worker(monkeypatch: pytest.Mo
     assert explanation.received_after == pytest.approx(sum(received.values()), rel=0.05)
 
 
+@pytest.mark.parametrize("meshes", [[6], [6, 7], [5, 6, 12]])
 @pytest.mark.parametrize("workers", [5, 6, 7, 12])
-def test_tasks_of_a_plan_for_other_workers_run_where_the_scheduler_puts_them(workers: int) -> None:
-    """A plan of six positions; six of twelve workers would be idle, so that it places none."""
-    sharding = Sharding((Share((0,), (1,) * 6),))
-    head = new_layer_name("sum", 0, placement=Placement((6,), sharding))
-    tasks = {(head, at): Task((head, at), np.zeros, 1000) for at in range(6)}
-    graph = HighLevelGraph.from_collections(head, tasks)
+def test_tasks_of_a_plan_for_other_workers_run_where_the_scheduler_puts_them(
+    workers: int, meshes: list[int]
+) -> None:
+    """Plans of several meshes; of one of six positions six of twelve workers would be idle."""
+    layers: dict[str, dict[Any, Task]] = {}
+    for size in meshes:
+        sharding = Sharding((Share((0,), (1,) * size),))
+        head = new_layer_name("sum", size, placement=Placement((size,), sharding))
+        layers[head] = {(head, at): Task((head, at), np.zeros, 1000) for at in range(size)}
+    graph = HighLevelGraph(layers, {head: set() for head in layers})
     order = tuple(map(str, range(workers)))
     machine = Machine(workers, 1, order=order, who_has=lambda blocks: {})
     seen: list[PlacedTasks] = []
@@ -836,7 +841,9 @@ def test_tasks_of_a_plan_for_other_workers_run_where_the_scheduler_puts_them(wor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dasktile.prediction.simulate", simulated)
-        predict_input(graph, {head: list(tasks)}, machine)
-    homes = Homes(order).layer(head)
-    there = [None if homes is None else int(homes.home((at,)) or 0) for at in range(6)]
+        predict_input(graph, {head: list(tasks) for head, tasks in layers.items()}, machine)
+    there: list[int | None] = []
+    for size, head in zip(meshes, layers, strict=True):
+        homes = Homes(order).layer(head)
+        there += [None if homes is None else int(homes.home((at,)) or 0) for at in range(size)]
     assert sorted(seen[0].homes, key=str) == sorted(there, key=str)

@@ -17,9 +17,9 @@ from distributed import Client, LocalCluster
 
 import dasktile
 import dasktile.planning
-import dasktile.tiling.planner
 from dasktile import pipeline
 from tests.agreement import EAGER
+from tests.support import accept_all_plans
 
 zarr = pytest.importorskip("zarr", minversion="3")
 
@@ -88,7 +88,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return result
 
     monkeypatch.setattr(pipeline, "rewrite", recorded)
-    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+    accept_all_plans(monkeypatch)
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     size = int(np.prod(STORED)) * A.itemsize
     with dask.config.set({**EAGER, "array.chunk-size": size}):

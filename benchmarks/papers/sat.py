@@ -107,7 +107,7 @@ def sat_program(clauses: Sequence[Clause]) -> Program:
     return make.program()
 
 
-def anything(rng: np.random.Generator, variables: int, clauses: int) -> list[Clause]:
+def draw_clauses(rng: np.random.Generator, variables: int, clauses: int) -> list[Clause]:
     """Random clauses of three different variables each, which may have no solution.
 
     Parameters
@@ -123,18 +123,13 @@ def anything(rng: np.random.Generator, variables: int, clauses: int) -> list[Cla
         signs = rng.choice([-1, 1], 3)
         first, second, third = (int(each) for each in chosen * signs)
         found.append((first, second, third))
-    names = {name: at + 1 for at, name in enumerate(sorted({abs(x) for c in found for x in c}))}
-    return [
-        (
-            names[abs(first)] * (1 if first > 0 else -1),
-            names[abs(second)] * (1 if second > 0 else -1),
-            names[abs(third)] * (1 if third > 0 else -1),
-        )
-        for first, second, third in found
-    ]
+    # some variables may be in no clause: the others are numbered from 1
+    drawn = sorted({abs(literal) for clause in found for literal in clause})
+    renamed = {sign * old: sign * new for new, old in enumerate(drawn, 1) for sign in (1, -1)}
+    return [(renamed[first], renamed[second], renamed[third]) for first, second, third in found]
 
 
-def instances(count: int, seed: int) -> Iterator[tuple[list[Clause], bool]]:
+def draw_instances(count: int, seed: int) -> Iterator[tuple[list[Clause], bool]]:
     """Random instances of the sweep, and whether a solution is hidden in each.
 
     Parameters
@@ -149,11 +144,11 @@ def instances(count: int, seed: int) -> Iterator[tuple[list[Clause], bool]]:
         clauses = int(rng.choice(CLAUSES))
         variables = int(rng.integers(VARIABLES.start, min(VARIABLES.stop - 1, 3 * clauses) + 1))
         is_hidden = number % 2 == 0
-        make = satisfiable if is_hidden else anything
+        make = satisfiable if is_hidden else draw_clauses
         yield make(rng, variables, clauses), is_hidden
 
 
-def planned(clauses: Sequence[Clause]) -> TilingPlan:
+def plan_clauses(clauses: Sequence[Clause]) -> TilingPlan:
     """The plan of the clauses on two workers, in which no array has a replica."""
     return tile(sat_program(clauses), workers=2, memory_limit=NO_COPIES, method="exact", force=True)
 
@@ -165,10 +160,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--all", action="store_true", help="print a line for each")
     options = parser.parse_args(arguments)
+    if options.instances < 1:
+        parser.error(f"--instances must be at least 1, got {options.instances}")
     seconds, proven, hidden, solved = [], 0, 0, 0
-    for clauses, is_hidden in instances(options.instances, options.seed):
+    for clauses, is_hidden in draw_instances(options.instances, options.seed):
         start = time.process_time()
-        plan = planned(clauses)
+        plan = plan_clauses(clauses)
         seconds.append(time.process_time() - start)
         units = plan.after.bytes / UNIT
         proven += plan.proven_optimal

@@ -51,7 +51,8 @@ class TiledProgram:
         Which workers make the blocks of outputs in the chunks that these must have, by the index of
         the node and the chunks, as far as that was decided with the tiles.
     planned_for
-        Number of workers that it was planned for; 0 if that is the number of the mesh's positions.
+        Number of workers that it was planned for; None if that is the number of the mesh's
+        positions.
     """
 
     program: Program
@@ -60,7 +61,7 @@ class TiledProgram:
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
     final: dict[tuple[int, Chunks], Sharding] = field(default_factory=dict)
-    planned_for: int = 0
+    planned_for: int | None = None
 
     def replicas(self, index: int) -> Sharding | None:
         """The sharding of a node's array that is replicated; None for other arrays."""

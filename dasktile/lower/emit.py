@@ -66,7 +66,7 @@ class LoweringContext:
     copied: frozenset[int] = frozenset()
     homes: Mapping[str, Placement] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
-    planned_for: int = 0
+    planned_for: int | None = None
 
     @property
     def work_at(self) -> Where:
@@ -107,7 +107,7 @@ def step_layer(
     mesh: tuple[int, ...],
     tiling: Tiling,
     where: Where | None,
-    planned_for: int = 0,
+    planned_for: int | None = None,
 ) -> str:
     """The name of the layer of an intermediate step of layer `name`, whose blocks are `where`."""
     decided = None if where is None else tiling.held_at
@@ -119,7 +119,7 @@ def placement(
     decided: Where | None,
     where: Where | None,
     predicted: int = 0,
-    planned_for: int = 0,
+    planned_for: int | None = None,
 ) -> Placement | None:
     """A placement; None where there is no mesh, or the plan decides none (`decided`)."""
     if not mesh or decided is None:

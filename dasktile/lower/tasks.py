@@ -100,6 +100,9 @@ class BundleLimits:
         persisted arrays, and arrays of the input graph.
     placements
         By the name of a layer without a placement, the one that the plan gives it.
+    tables
+        For meshes of other plans, by their number of positions: the mesh position that has each of
+        theirs.  Tasks of meshes without a table have no place.
     tiles
         By the name of a layer that holds an array, its chunks and the bytes of an element.
     working
@@ -120,11 +123,12 @@ class BundleLimits:
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
+    tables: Mapping[int, Sequence[int]] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     gathered: Collection[str] = ()
     settings: LowerSettings = DEFAULTS
-    planned_for: int = 0
+    planned_for: int | None = None
 
 
 def fuses(task: Any, reader: Any) -> bool:
@@ -493,9 +497,11 @@ class GraphTasks:
             block = placement.followed(key[1:])
             blocks = self.limits.positions.get(placement.follow[0], {})
             return None if block is None else blocks.get(block)
-        if placement.positions != math.prod(self.limits.mesh):
-            return None
-        return placement.position_of(key[1:])
+        position = placement.position_of(key[1:])
+        if position is None or placement.positions == math.prod(self.limits.mesh):
+            return position
+        table = self.limits.tables.get(placement.positions)
+        return None if table is None else table[position]
 
     def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""

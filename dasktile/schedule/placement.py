@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from dasktile.ir import Sharding, Share, near_even
 
@@ -74,19 +74,27 @@ class Placement:
         :func:`token` of the array's name, and for each of its axes the dimension of the index
         that numbers its blocks, None for the first block.
     planned_for
-        Number of workers that the plan was made for; 0 if that is the number of positions.
+        Number of workers that the plan was made for; None if that is the number of positions.
     """
 
     mesh: tuple[int, ...]
     sharding: Sharding
     predicted: int = 0
     follow: tuple[str, tuple[int | None, ...]] | None = None
-    planned_for: int = 0
+    planned_for: int | None = None
 
     @property
     def positions(self) -> int:
         """Number of positions of the mesh."""
         return math.prod(self.mesh)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that the plan was made for.
+
+        Plans may use fewer of them, and of thousands one position is a group of workers.
+        """
+        return self.planned_for or self.positions
 
     def position(self, index: Sequence[int]) -> int:
         """Position in the mesh, in C order, of the home worker of a tile."""
@@ -149,7 +157,7 @@ def encode(placement: Placement) -> str:
         code += f"_f{array}." + ".".join("" if axis is None else str(axis) for axis in axes)
     if placement.predicted:
         code += f"_b{_base36(placement.predicted)}"
-    if placement.planned_for:
+    if placement.planned_for is not None:
         code += f"_w{placement.planned_for}"
     return code
 
@@ -197,7 +205,7 @@ def _decode_code(code: str) -> Placement | None:
         mesh = tuple(map(int, match[1].split("x")))
         if not 0 < math.prod(mesh) <= 1 << 16:
             return None
-        shares, predicted, follow, planned_for = [], 0, None, 0
+        shares, predicted, follow, planned_for = [], 0, None, None
         for part in match[2].split("_")[1:]:
             if part.startswith("b"):
                 predicted = int(part[1:], 36)
@@ -206,6 +214,8 @@ def _decode_code(code: str) -> Placement | None:
                 follow = array, tuple(int(axis) if axis else None for axis in axes)
             elif part.startswith("w"):
                 planned_for = int(part[1:])
+                if planned_for < 1:
+                    return None
             else:
                 shares.append(_decode_share(part, mesh, MAX_BLOCKS - blocks))
                 blocks += sum(shares[-1].runs)
@@ -214,36 +224,15 @@ def _decode_code(code: str) -> Placement | None:
     return Placement(mesh, Sharding(tuple(shares)), predicted, follow, planned_for)
 
 
-class PlanSize(NamedTuple):
-    """The size of a plan.
-
-    Attributes
-    ----------
-    positions
-        Mesh positions.
-    workers
-        Number of workers that it was made for: plans may use fewer of them, and of thousands one
-        position is a group of workers.
-    """
-
-    positions: int
-    workers: int
-
-
-def plan_size(layers: Iterable[object]) -> PlanSize | None:
-    """The size of the plan of a graph; None without a plan, or if there are plans of several sizes.
+def placements_of(layers: Iterable[object]) -> Iterator[Placement]:
+    """The placements in the names of layers, as far as these have any.
 
     Parameters
     ----------
     layers
-        Names of its layers.
+        The names.
     """
-    sizes = {
-        PlanSize(placement.positions, placement.planned_for or placement.positions)
-        for placement in map(decode, layers)
-        if placement is not None
-    }
-    return sizes.pop() if len(sizes) == 1 else None
+    return (placement for placement in map(decode, layers) if placement is not None)
 
 
 def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:

@@ -12,10 +12,9 @@ def objection(
     before: Candidate,
     planner: MeshPlanner,
     after: Candidate,
-    limit: int | None,
 ) -> str:
     """Why the input's own chunks are kept; empty where the plan is better."""
-    if needs_less(before.price, after.price, limit):
+    if needs_less(before.price, after.price, planner.memory_limit):
         return ""
     old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
     rules = planner.settings.acceptance

@@ -195,7 +195,7 @@ class MeshPlanner:
         workers = self.workers + self.idle
         tiled = TiledProgram(
             self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.final,
-            planned_for=0 if workers == self.mesh.workers else workers,
+            planned_for=None if workers == self.mesh.workers else workers,
         )  # fmt: skip
         return Candidate(tiled, self._price(solution.states, local), solution)
 

@@ -23,13 +23,13 @@ from dasktile.tiling.plan import RETILED, Price, TilingPlan
 from dasktile.tiling.proof import Proof
 from dasktile.tiling.rewrite import ExtendedProgram
 from dasktile.tiling.searches import (
-    Found,
+    SearchResult,
     search,
     searches_all_orders,
     with_fewer_workers,
     with_recomputation,
 )
-from dasktile.tiling.settings import Acceptance, Settings
+from dasktile.tiling.settings import Settings
 
 
 def tile(
@@ -88,104 +88,159 @@ def tile(
         For an unknown method, or a memory limit below one tile.
     """
     settings = settings or Settings()
-    count = min(workers, MAX_WORKERS)
-    mesh = Mesh(mesh_shape(count))
+    mesh = Mesh(mesh_shape(min(workers, MAX_WORKERS)))
     grouped = -(-workers // mesh.workers)
-    threads *= grouped
-    if room is not None:
-        room *= grouped
-    elif memory_limit is not None:
+    if room is None and memory_limit is not None:
         room = memory_limit * threads
-    name = method if isinstance(method, str) else method.choose.__name__
-    tables = tables or SearchTables()
     unchanged = MeshPlanner(
-        program, mesh, workers, settings, memory_limit, threads, room,
-        placed=placed, bundled=bundled, final=final, tables=tables,
-    )  # fmt: skip
-    before = unchanged.own_chunks()
-    if method == "none" or keep:
-        return _plan(
-            program, workers, name, before, before, keep or "method 'none'", None, placed,
-            settings.acceptance,
-        )  # fmt: skip
-    chosen = get(method) if isinstance(method, str) else method
-    largest = max(max(before.price.peak, default=0), settings.usual_task)
-    searches_all = name in ("auto", "exact")
-    planner = MeshPlanner(
         program,
-        Mesh(chosen.mesh(count)),
+        mesh,
         workers,
-        replace(
-            settings,
-            max_task=min(settings.max_task, largest),
-            max_states=chosen.max_states or settings.max_states,
-            replica_bytes=room,
-        ),
+        settings,
         memory_limit,
-        threads,
-        room,
-        retile=True,
+        threads * grouped,
+        None if room is None else room * grouped,
         placed=placed,
         bundled=bundled,
-        allow_replicas=chosen.allow_replicas,
-        ordered=searches_all and searches_all_orders(program, chosen.mesh(count), settings),
         final=final,
-        tables=tables,
+        tables=tables or SearchTables(),
     )
-    found = search(planner, chosen, searches_all)
-    all_found = [found]
+    name = method if isinstance(method, str) else method.choose.__name__
+    before = unchanged.own_chunks()
+    if method == "none" or keep:
+        return _plan(unchanged, name, before, before, keep or "method 'none'")
+    chosen = get(method) if isinstance(method, str) else method
+    searches_all = name in ("auto", "exact")
+    planner = _search_planner(unchanged, before, chosen, searches_all)
+    on_all = search(planner, chosen, searches_all)
+    results = [on_all]
     if name == "auto" and workers <= MAX_WORKERS:
-        # methods are compared with each other, not with the input
-        refused = not force and bool(
-            objection(unchanged, before, planner, found.least, memory_limit)
-        )
-        elapsed = math.inf if force else unchanged.stock_elapsed(before.price)
-        all_found = with_fewer_workers(planner, found, chosen, before.price, elapsed, refused)
-    rules = settings.acceptance
-    candidates: list[Candidate] = []
-    for each in all_found:
-        candidates.append(each.least)
-        # a plan of fewer tasks moves no fewer bytes
-        if name == "auto" and (force or not moves_too_much(before.price, each.least.price, rules)):
-            fewer = each.planner.candidate(chosen, settings.task_bytes)
-            if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(each.least.price):
-                candidates.insert(-1, fewer)
-    recomputing = (
-        with_recomputation(all_found[0].planner, candidates[0], chosen)
-        if chosen.allow_replicas
-        else None
-    )
+        results = _with_fewer_workers(unchanged, before, planner, on_all, chosen, force)
+    candidates = [result.least for result in results]
+    if name == "auto":
+        candidates = _with_fewer_tasks(before, planner, results, chosen, force)
+    recomputing = None
+    if chosen.allow_replicas:
+        recomputing = with_recomputation(results[0].planner, candidates[0], chosen)
     if recomputing is not None:
         candidates.insert(0, recomputing)
-    verdict = ""
-    for after in candidates:
-        verdict = objection(unchanged, before, planner, after, memory_limit)
-        obeys = needs_less(before.price, after.price, memory_limit)
-        if not verdict and bundled and placed and not obeys:
-            verdict = objection_with_bundles(planner, before, after)
-        if not verdict:
-            break
-    else:
-        after, verdict = (candidates[0], "") if force else (before, verdict)
-    used = after.tiled.mesh
-    plan = _plan(
-        program,
-        workers,
+    after, verdict = _accepted(unchanged, before, planner, candidates)
+    if force and after is before:
+        after, verdict = candidates[0], ""
+    used = math.prod(after.tiled.mesh)
+    return _plan(
+        unchanged,
         name,
         before,
         after,
         verdict,
         # nothing was proven for programs in which arrays are recomputed
-        None if after is recomputing else _proof(all_found, found, math.prod(used)),
-        placed,
-        settings.acceptance,
+        None if after is recomputing else _proof(results, on_all, used),
+        on_all.least.price.bytes if len(results) > 1 and used < mesh.workers else None,
     )
-    if plan.tiled is not None and math.prod(used) < mesh.workers and len(all_found) > 1:
-        plan = replace(plan, bytes_on_all=found.least.price.bytes)
-    return plan
 
 
-def _proof(searches: Sequence[Found], on_all: Found, workers: int) -> Proof:
+def _search_planner(
+    unchanged: MeshPlanner, before: Candidate, method: Method, searches_all: bool
+) -> MeshPlanner:
+    """The planner of a method's first search on all workers.
+
+    Parameters
+    ----------
+    unchanged, before
+        The planner of the input's own chunks, and these.
+    method
+        The method.
+    searches_all
+        Whether the axes of the mesh may cut labels in all orders.
+    """
+    program, settings = unchanged.program, unchanged.settings
+    mesh = method.mesh(min(unchanged.workers, MAX_WORKERS))
+    largest = max(max(before.price.peak, default=0), settings.usual_task)
+    return replace(
+        unchanged,
+        mesh=Mesh(mesh),
+        settings=replace(
+            settings,
+            max_task=min(settings.max_task, largest),
+            max_states=method.max_states or settings.max_states,
+            replica_bytes=unchanged.room,
+        ),
+        retile=True,
+        allow_replicas=method.allow_replicas,
+        ordered=searches_all and searches_all_orders(program, mesh, settings),
+    )
+
+
+def _with_fewer_workers(
+    unchanged: MeshPlanner,
+    before: Candidate,
+    planner: MeshPlanner,
+    on_all: SearchResult,
+    method: Method,
+    force: bool,
+) -> list[SearchResult]:
+    """The result on all workers and those on fewer, the best first."""
+    if force:
+        # methods are compared with each other, not with the input
+        elapsed, refused = math.inf, False
+    else:
+        elapsed = unchanged.stock_elapsed(before.price)
+        refused = bool(objection(unchanged, before, planner, on_all.least))
+    return with_fewer_workers(planner, on_all, method, before.price, elapsed, refused)
+
+
+def _with_fewer_tasks(
+    before: Candidate,
+    planner: MeshPlanner,
+    results: Sequence[SearchResult],
+    method: Method,
+    force: bool,
+) -> list[Candidate]:
+    """The tilings of results, each after one of clearly fewer tasks if there is such a one."""
+    rules = planner.settings.acceptance
+    candidates: list[Candidate] = []
+    for result in results:
+        least = result.least
+        # a plan of fewer tasks moves no fewer bytes
+        if force or not moves_too_much(before.price, least.price, rules):
+            fewer = result.planner.candidate(method, planner.settings.task_bytes)
+            if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(least.price):
+                candidates.append(fewer)
+        candidates.append(least)
+    return candidates
+
+
+def _accepted(
+    unchanged: MeshPlanner,
+    before: Candidate,
+    planner: MeshPlanner,
+    candidates: Sequence[Candidate],
+) -> tuple[Candidate, str]:
+    """The first candidate that is better than the input, and no verdict; else the input, and why.
+
+    Parameters
+    ----------
+    unchanged, before
+        The planner of the input's own chunks, and these.
+    planner
+        The planner of the first search on all workers.
+    candidates
+        The candidates, one at least.
+    """
+    for after in candidates:
+        verdict = objection(unchanged, before, planner, after)
+        if verdict:
+            continue
+        obeys = needs_less(before.price, after.price, planner.memory_limit)
+        if planner.bundled and planner.placed and not obeys:
+            verdict = objection_with_bundles(planner, before, after)
+        if not verdict:
+            return after, ""
+    return before, verdict
+
+
+def _proof(searches: Sequence[SearchResult], on_all: SearchResult, workers: int) -> Proof:
     """What was proven of tilings on grids of a number of workers, and on those of all workers."""
     of_workers = (each.proof for each in searches if each.planner.mesh.workers == workers)
     proof = next(of_workers, on_all.proof)
@@ -196,16 +251,15 @@ def _proof(searches: Sequence[Found], on_all: Found, workers: int) -> Proof:
 
 
 def _plan(
-    program: Program,
-    workers: int,
+    unchanged: MeshPlanner,
     method: str,
     before: Candidate,
     after: Candidate,
     verdict: str,
-    proof: Proof | None,
-    placed: bool,
-    rules: Acceptance,
+    proof: Proof | None = None,
+    bytes_on_all: int | None = None,
 ) -> TilingPlan:
+    """The plan that has one of the candidates, with what was proven of its tiling."""
     if proof is None or after.price.bytes < proof.bound:
         # no bound covers this tiling
         proof = Proof(0, False, "")
@@ -213,13 +267,14 @@ def _plan(
     nodes = after.tiled.program.nodes
     uncounted = tuple(index for index, node in enumerate(nodes) if reads_unknown_blocks(node))
     proven = not uncounted and moved <= proof.bound and (proof.exact or not moved)
-    kept = after is before and not (placed and worth_placing(before, rules))
+    placed = unchanged.placed and worth_placing(before, unchanged.settings.acceptance)
+    kept = after is before and not placed
     price, origin = before.price, None
     if after.extended is not None:
         price, origin = _aligned(price, after.extended), after.extended.origin
     return TilingPlan(
         program=after.tiled.program,
-        workers=workers,
+        workers=unchanged.workers,
         method=method,
         before=price,
         after=after.price,
@@ -234,6 +289,7 @@ def _plan(
         verdict=verdict or RETILED,
         uncounted=uncounted,
         origin=origin,
+        bytes_on_all=bytes_on_all,
     )
 
 

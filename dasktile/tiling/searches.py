@@ -27,8 +27,8 @@ FEW_AXES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What searches on meshes of as many workers have found.
+class SearchResult:
+    """The best tiling of searches on meshes of as many workers.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def searches_all_orders(program: Program, mesh: tuple[int, ...], settings: Setti
     return len(mesh) <= FEW_AXES and len(program.nodes) <= settings.wider.few_nodes
 
 
-def search(planner: MeshPlanner, method: Method, widely: bool) -> Found:
+def search(planner: MeshPlanner, method: Method, widely: bool) -> SearchResult:
     """The tiling of a method that moves fewest bytes, on meshes of as many workers.
 
     Parameters
@@ -69,7 +69,7 @@ def search(planner: MeshPlanner, method: Method, widely: bool) -> Found:
         if _worth(planner, other) < _worth(planner, least):
             least, best = other, wider
         searches.append(_searched(wider, other.solution))
-    return Found(best, least, strongest(searches, least.price.bytes))
+    return SearchResult(best, least, strongest(searches, least.price.bytes))
 
 
 def _searched(planner: MeshPlanner, solution: Solution) -> Search:
@@ -128,8 +128,8 @@ def _sums(program: Program) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Least:
-    """The least of what plans take so far, below which one for fewer workers must be.
+class _Totals:
+    """What a plan takes in all: a plan for fewer workers must take less than the best plan so far.
 
     Parameters
     ----------
@@ -148,12 +148,12 @@ class _Least:
     alone: float
 
     @classmethod
-    def of(cls, planner: MeshPlanner, price: Price) -> _Least:
-        """What a plan of some price takes."""
+    def of(cls, planner: MeshPlanner, price: Price) -> _Totals:
+        """The totals of a plan of some price."""
         alone = planner.elapsed(replace(price, tasks=()))
         return cls(price.bytes, planner.cost(price), planner.elapsed(price), alone)
 
-    def exceeds(self, other: _Least) -> bool:
+    def exceeds(self, other: _Totals) -> bool:
         """Whether this is more than another in everything."""
         return (
             self.moved > other.moved
@@ -165,12 +165,12 @@ class _Least:
 
 def with_fewer_workers(
     planner: MeshPlanner,
-    on_all: Found,
+    on_all: SearchResult,
     method: Method,
     before: Price,
     elapsed_before: float,
     refused: bool,
-) -> list[Found]:
+) -> list[SearchResult]:
     """What was found on all workers and on fewer, the best first.
 
     Fewer workers are tried where numbers of them have better grids, and where they may take less
@@ -191,27 +191,27 @@ def with_fewer_workers(
     refused
         Whether the input is better than the plan on all workers.
     """
-    price, found = on_all.least.price, [on_all]
+    price, results = on_all.least.price, [on_all]
     rules, workers = planner.settings.acceptance, planner.mesh.workers
     has_homes = any(node.homes for node in planner.program.nodes)
     if has_homes or price.bytes < planner.settings.wider.min_bytes:
-        return found
-    least = _Least.of(planner, price)
+        return results
+    best = _Totals.of(planner, price)
     if refused:
-        least = _Least(least.moved, math.inf, elapsed_before, math.inf)
-    elapsed = min(least.elapsed, elapsed_before) * rules.max_cost_ratio
-    least = replace(least, elapsed=elapsed)
+        # the input is better than this plan, of which only the bytes count
+        best = _Totals(best.moved, math.inf, math.inf, math.inf)
+    best = replace(best, elapsed=min(best.elapsed, elapsed_before) * rules.max_cost_ratio)
     for count in fewer_workers(workers):
-        tasks = min(sum(before.tasks), *(sum(each.least.price.tasks) for each in found))
-        if planner.elapsed(_guess(price, count, workers, tasks)) >= least.elapsed:
+        tasks = min(sum(before.tasks), *(sum(each.least.price.tasks) for each in results))
+        if planner.elapsed(_guess(price, count, workers, tasks)) >= best.elapsed:
             continue
         fewer = _for_fewer(planner, count, method)
         other = fewer.candidate(method, TIE).price
-        if moves_too_much(before, other, rules) or not least.exceeds(_Least.of(fewer, other)):
+        if moves_too_much(before, other, rules) or not best.exceeds(_Totals.of(fewer, other)):
             continue
-        found.insert(0, search(fewer, method, True))
-        least = _Least.of(fewer, found[0].least.price)
-    return found
+        results.insert(0, search(fewer, method, True))
+        best = _Totals.of(fewer, results[0].least.price)
+    return results
 
 
 def _guess(price: Price, count: int, workers: int, tasks: int) -> Price:

@@ -19,7 +19,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
 import dasktile.planning
-import dasktile.tiling.planner
 from dasktile.capture.base import GraphView
 from dasktile.capture.highlevel import capture, capture_graph
 from dasktile.capture.references import (
@@ -33,6 +32,7 @@ from dasktile.capture.references import (
 from dasktile.capture.undeclared import UndeclaredReadError, declare_reads
 from dasktile.errors import InconsistentGraphWarning
 from tests.operations.handwritten import FORMS, NUMBERS, raw_alias, raw_task, same
+from tests.support import accept_all_plans
 
 Named = namedtuple("Named", "head block")
 
@@ -56,7 +56,7 @@ def by_hand(array: da.Array, form: Callable[..., Any], own: Any = int, read: Any
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Everything is rewritten, for four workers."""
-    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+    accept_all_plans(monkeypatch)
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     settings = {
         "dasktile.workers": 4,

@@ -18,11 +18,10 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 import dasktile.api
-import dasktile.tiling.planner
 from dasktile import pipeline, planning
 from dasktile.ir import Program
 from tests.dask_suite.exceptions import EXCEPTIONS
-from tests.support import random_tiling
+from tests.support import accept_all_plans, random_tiling
 
 #: Modes of rewriting.  "plain" is the default of users: graphs are rewritten if that is cheaper.
 #: "eager" always rewrites, for four workers, at almost no price of tasks and for all sizes of
@@ -63,7 +62,7 @@ class Suite:
             patch.setattr(pipeline, "boundary", self._noting(pipeline.boundary))
             patch.setattr(planning, "plan_request", self._counting(planning.plan_request))
             if self.mode != "plain":
-                patch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+                accept_all_plans(patch)
                 patch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
                 settings["dasktile.workers"] = 4
                 settings["dasktile.cost.task-bytes"] = 1

@@ -26,7 +26,6 @@ from distributed.utils_test import gen_cluster
 
 import dasktile
 import dasktile.planning
-import dasktile.tiling.planner
 from benchmarks import planned
 from benchmarks.spill_workloads import Run, input_of
 from dasktile import config
@@ -37,6 +36,7 @@ from dasktile.orders.apply import TaskSet, renamed
 from dasktile.orders.graphs import task_graph
 from dasktile.schedule.taskgraph import Builder, TaskGraph
 from tests.agreement import EAGER
+from tests.support import accept_all_plans
 
 VALUES = np.random.default_rng(0).random((480, 240))
 TILE = 60 * 60 * 8
@@ -520,7 +520,7 @@ def result_bytes(monkeypatch: pytest.MonkeyPatch, array: da.Array) -> dict[str, 
 def test_results_of_tiles_are_counted_with_the_hook(
     expression: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+    accept_all_plans(monkeypatch)
     monkeypatch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
     lazy = expression(source() + 1)
     with dask.config.set(EAGER):
@@ -535,7 +535,7 @@ def test_results_of_tiles_are_counted_with_the_hook(
 
 
 def test_a_plan_with_the_hook_has_the_values_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dasktile.tiling.planner, "objection", lambda *_: "")
+    accept_all_plans(monkeypatch)
     with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
         schedule = dasktile.plan(product(), memory_limit=40 * TILE, workers=1)
         ordered = schedule.apply()

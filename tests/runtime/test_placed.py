@@ -403,7 +403,8 @@ def test_parts_of_any_number_of_equal_blocks_are_read_off_a_name(seed):
     "name",
     ["", "x", "x-dasktile-", "x-dasktile-abc", "x-dasktile-0x2-a", "x-dasktile-2x2_9e1-a", 5, None,
      "x-dasktile-2x2_0q1-a", "x-dasktile-99999x99999-a", "x-dasktile-2x2_0r1-a",
-     "x-dasktile-65536_00t1.1-a", "x-dasktile-2_0t1.zz-a", "x-dasktile-2_0t1-a"],
+     "x-dasktile-65536_00t1.1-a", "x-dasktile-2_0t1.zz-a", "x-dasktile-2_0t1-a",
+     "x-dasktile-2_0e1_w0-a", "x-dasktile-2_0e1_wa-a"],
 )  # fmt: skip
 def test_other_names_hold_no_placement(name):
     assert decode(name) is None

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from dasktile.ir import Program
-from dasktile.tiling import Settings, planner, tile
+from dasktile.tiling import Settings, planner, searches, tile
 from dasktile.tiling.fewer import MOST_IDLE, fewer_workers, why_fewer
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.searches import Found, with_fewer_workers
+from dasktile.tiling.searches import SearchResult, with_fewer_workers
 from tests.programs import Builder
 
 THREADS = 2
@@ -105,7 +105,7 @@ def test_plans_for_fewer_workers_move_fewer_bytes_each(
 ) -> None:
     every: list[list[int]] = []
 
-    def recorded(*args: Any) -> list[Found]:
+    def recorded(*args: Any) -> list[SearchResult]:
         found = with_fewer_workers(*args)
         every.append([each.least.price.bytes for each in found])
         return found
@@ -113,6 +113,40 @@ def test_plans_for_fewer_workers_move_fewer_bytes_each(
     monkeypatch.setattr(planner, "with_fewer_workers", recorded)
     planned(product(12_000, 750), workers, force=True)
     assert len(every[0]) > 1 and every[0] == sorted(set(every[0]))
+
+
+@pytest.mark.parametrize(
+    ("program", "workers", "tried", "used"),
+    [
+        (product(8000, 500), 13, (11,), 13),
+        (gram(8000, 500), 24, (23,), 24),
+        (product(12_000, 750), 26, (24, 23), 24),
+    ],
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_a_plan_for_fewer_workers_must_beat_the_best_so_far(
+    program: Program,
+    workers: int,
+    tried: tuple[int, ...],
+    used: int,
+    force: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also that for all workers, if it is the best so far."""
+    found: list[int] = []
+
+    def recorded(*args: Any) -> list[SearchResult]:
+        results = with_fewer_workers(*args)
+        found.extend(result.planner.mesh.workers for result in results)
+        return results
+
+    monkeypatch.setattr(planner, "with_fewer_workers", recorded)
+    monkeypatch.setattr(searches, "fewer_workers", lambda _: tried)
+    # the least that they may move is no reason not to plan for them
+    monkeypatch.setattr(searches, "share_moved", lambda *_: 0.0)
+    plan = planned(program, workers, force=force)
+    assert found[0] == plan.used_workers == used
+    assert found == list(dict.fromkeys((used, workers)))
 
 
 def test_all_workers_are_used_where_work_takes_longer_than_bytes() -> None:

@@ -16,9 +16,10 @@ from benchmarks.papers.random_programs import Maker, programs
 from benchmarks.papers.sat import (
     NO_COPIES,
     UNIT,
-    instances,
+    draw_instances,
     least,
-    planned,
+    main,
+    plan_clauses,
     sat_program,
     satisfiable,
     violated,
@@ -298,8 +299,8 @@ def test_clauses_that_cannot_be_satisfied_cost_four_units_more_each():
 )
 def test_random_clauses_are_proven(part):
     """Of 4 to 40 clauses and 5 to 24 variables; ten instances in a part."""
-    for clauses, is_hidden in instances(10 if part else 4, seed=5000 + 10 * part):
-        plan = planned(clauses)
+    for clauses, is_hidden in draw_instances(10 if part else 4, seed=5000 + 10 * part):
+        plan = plan_clauses(clauses)
         assert plan.proven_optimal
         assert plan.after.bytes == plan.lower_bound
         units, several = divmod(plan.after.bytes, UNIT)
@@ -309,6 +310,12 @@ def test_random_clauses_are_proven(part):
             assert units == 2 * len(clauses)
         elif max(abs(literal) for clause in clauses for literal in clause) <= 12:
             assert units == least(clauses)
+
+
+def test_a_sweep_of_no_instances_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--instances", "0"])
+    assert "--instances must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_instances_that_cannot_be_made_are_refused():

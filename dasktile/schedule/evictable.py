@@ -50,8 +50,7 @@ class EvictableMemory:
         #: Dying buffers; True if they were at the last call of `Residency.age` already.
         self._dying: dict[Buffer, bool] = {}
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
-        #: Buffers whose ranks are out of date.  They are updated before a decision reads them: when
-        #: a tier has too little room, which most tiers never have.
+        #: Buffers whose ranks are out of date.
         self._unranked: dict[Buffer, None] = {}
         #: Number of the latest task that requested tiles.
         self._now = -math.inf

@@ -137,7 +137,7 @@ def test_summary_of_spilling() -> None:
     def cell(engine: str, workload: str, read: float, written: float) -> dict[str, object]:
         numbers = {"read": read, "written": written, "moved": read + written}
         times = {"late": 0.0, "in_data": 0.1, "seconds": 1.0}
-        measurements = {**numbers, **times, "least": 8e6}
+        measurements = {**numbers, **times, "traced": read, "least": 8e6}
         where = {"workload": workload, "mode": "lazy", "pressure": "heavy", "engine": engine}
         return {**where, **measurements, "same": True, "rounds": [measurements]}
 

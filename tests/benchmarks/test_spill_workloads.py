@@ -69,7 +69,7 @@ def run_workload(name: str, whole: Any) -> dict[str, dict[str, Any]]:
     """The numbers of one round of a workload, by engine."""
     workload = replace(whole, run=SHORTER.get(name, whole.run))
     budget = workload.budget(workload.mode, "natural", SCALE)
-    return run_cell(workload, workload.mode, Setting(budget), SCALE, rounds=1)
+    return run_cell(workload, workload.mode, Setting(budget), SCALE, rounds=1, timed=False)
 
 
 @pytest.mark.parametrize("name", NAMES)

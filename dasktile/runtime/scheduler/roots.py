@@ -298,7 +298,8 @@ class Roots:
                 self._stalled.append(worker)
             self.request_release()
         else:
-            self._running = len(self.scheduler.running)
+            # not the present number: another change since the last release would go unnoticed
+            self._running -= 1
 
     def _run_release(self) -> None:
         self.release_requested = False

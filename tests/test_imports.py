@@ -518,7 +518,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
-    "runtime.tiers.spare": (set(), set()),
+    "runtime.tiers.spare": (set(), {"psutil"}),
     "runtime.tiers.host": (
         {"_compat.distributed", "runtime.tiers.base"},
         {"dask", "numpy"},

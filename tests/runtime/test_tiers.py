@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -588,22 +589,36 @@ def test_a_spare_file_that_was_removed_or_cut(tmp_path: Path) -> None:
     assert again[1].content.path == tiles[0].content.path
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no list of what is mounted")
-def test_which_directories_take_memory(tmp_path: Path) -> None:
-    device = os.stat(tmp_path).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    mounts = tmp_path / "mountinfo"
+@pytest.mark.skipif(os.name != "posix", reason="there are no such filesystems")
+def test_which_directories_take_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.path.realpath(tmp_path)
+    mounts: list[tuple[str, str]] | None = []
+
+    def disk_partitions(**options: bool) -> list[SimpleNamespace]:
+        assert options == {"all": True}
+        if mounts is None:
+            raise PermissionError("the list of what is mounted cannot be read")
+        return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
+
+    monkeypatch.setattr(spare.psutil, "disk_partitions", disk_partitions)
+    link = tmp_path / "link"
+    link.symlink_to("there")
     for kind, other, expected in (("tmpfs", "ext4", True), ("ext4", "tmpfs", False)):
-        mounts.write_text(
-            f"24 24 0:0 / /dev rw shared:1 - {other} {other} rw\n"
-            f"25 24 {number} / / rw,relatime shared:2 master:1 - {kind} /dev/a rw\n"
-            "a line of another form\n"
-        )
-        assert takes_memory(str(tmp_path), str(mounts)) == expected
-        assert takes_memory(str(tmp_path / "not" / "there"), str(mounts)) == expected
-    mounts.write_text(f"24 24 0:0 / /dev rw - tmpfs tmpfs rw {number}\n")
-    assert not takes_memory(str(tmp_path), str(mounts))
-    assert not takes_memory(str(tmp_path), str(tmp_path / "nothing"))
+        mounts = [("/", other), (f"{real}/there", other), (f"{real}/there", kind)]
+        mounts.append((f"{real}/the", other))
+        for each in ("there", "there/not/yet", "link", "link/storage"):
+            assert takes_memory(str(tmp_path / each)) == expected
+        for each in ("", "thereafter", "the"):
+            assert takes_memory(str(tmp_path / each)) != expected
+    mounts = []
+    assert not takes_memory(str(tmp_path))
+    mounts = None
+    assert not takes_memory(str(tmp_path))
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="there is no /dev/shm")
+def test_shared_memory_takes_memory() -> None:
+    assert takes_memory("/dev/shm/storage")
     assert not takes_memory("/proc")
 
 

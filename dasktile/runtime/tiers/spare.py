@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+import psutil
+
 #: Spare files at the most (chosen).
 _MOST_SPARE = 256
 
@@ -120,25 +122,27 @@ class SpareFiles:
         return path
 
 
-def takes_memory(directory: str, mounts: str = "/proc/self/mountinfo") -> bool:
+def takes_memory(directory: str) -> bool:
     """Whether the files in a directory take memory of the machine, as on ``tmpfs``.
 
     Parameters
     ----------
     directory
         A directory, which need not exist yet.
-    mounts
-        The file in which Linux lists what is mounted; where there is none, the answer is False.
+
+    Returns
+    -------
+    False also where that is unknown.
     """
-    try:
-        with open(mounts, encoding="utf-8", errors="replace") as file:
-            lines = [line.partition(" - ") for line in file]
-        directory = os.path.abspath(directory)
-        while not os.path.exists(directory):
-            directory = os.path.dirname(directory)
-        device = os.stat(directory).st_dev
-    except OSError:
+    if os.name != "posix":
+        # there is no such filesystem, and drives in a network may be slow to answer
         return False
-    number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = [kind.split()[:1] for mount, _, kind in lines if mount.split()[2:3] == [number]]
-    return any([each] in kinds for each in _IN_MEMORY)
+    try:
+        # of several at one place, the last is the one that is seen
+        kinds = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    except Exception:
+        return False
+    path = os.path.realpath(directory)
+    while path not in kinds and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return kinds.get(path) in _IN_MEMORY

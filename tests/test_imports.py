@@ -509,9 +509,16 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.scheduler.windows": ({"_compat.distributed", "runtime.settings"}, {"distributed"}),
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
-        {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},
+        {
+            "_compat.distributed",
+            "runtime.tiers.base",
+            "runtime.tiers.disk",
+            "runtime.tiers.host",
+            "runtime.tiers.spare",
+        },
         {"numpy"},
     ),
+    "runtime.tiers.spare": (set(), {"psutil"}),
     "runtime.tiers.host": (
         {"_compat.distributed", "runtime.tiers.base"},
         {"dask", "numpy"},

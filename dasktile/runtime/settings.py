@@ -79,8 +79,8 @@ class RuntimeSettings:
         Parts of a tuple that are spilled one by one at the most; a longer tuple is spilled as a
         whole.
     spare_files
-        Bytes of the files of removed results that a worker keeps, to write further results over
-        them.
+        Bytes of the files of removed results that a worker keeps at the most, to write further
+        results over them; never more than it has stored on disk.
     max_losses
         Times that one result is recomputed because it could not be read back from disk; after
         that, the tasks that read it fail.

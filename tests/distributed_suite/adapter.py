@@ -126,7 +126,7 @@ def assert_buf(buf: SpillBuffer, expect_fast: dict[Any, Any], expect_slow: dict[
     }
     assert buf._residency.settings.keep_clean or set(files) == set(expect_slow)
     on_disk = {entry.path: entry.stat().st_size for entry in os.scandir(buf.files.directory)}
-    assert on_disk == {held.content: held.size for held in files.values()}
+    assert on_disk == {held.content.path: held.size for held in files.values()}
     expect_memory, expect_disk = psize(buf, **expect_slow)
     memory, disk = buf.spilled_total
     assert memory == expect_memory

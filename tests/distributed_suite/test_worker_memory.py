@@ -894,7 +894,7 @@ def spill_everything(dask_worker):
     store = dask_worker.data
     store.shrink_to(store.host, 0)
     settled(store)
-    return [held.content for held in store.slow.values()]
+    return [held.content.path for held in store.slow.values()]
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_files_that_cannot_be_removed_yet_are_removed_later(
 def test_a_file_that_is_gone_is_not_tried_again(tmp_path: Path) -> None:
     disk = Disk(str(tmp_path))
     held = disk.store(np.ones(10))
-    os.remove(held.content)
+    os.remove(held.content.path)
     disk.free(held)
     assert not disk._unremoved
 

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -312,12 +313,27 @@ def test_all_features_are_there(
     assert functions - rare == functions & counts.keys() - rare
 
 
-@pytest.mark.parametrize("name", NAMES, ids=str)
+@pytest.mark.parametrize("name", [each for each in NAMES if not each.instead], ids=str)
 def test_a_name_is_missing(
     monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client, name: Internal
 ) -> None:
     pretend(monkeypatch, name)
     works_without(monkeypatch, cluster, client, affected(lambda each: str(each) == str(name)))
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if each.instead], ids=str)
+def test_a_name_is_missing_for_which_there_is_something_else(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client, name: Internal
+) -> None:
+    owner = name.owner.removeprefix("worker.")
+    for worker in cluster.workers.values():
+        objects = {"worker": worker}
+        assert checks.problem(replace(name, instead=""), objects) is None, owner
+    pretend(monkeypatch, name)
+    with logged() as messages:
+        for worker in cluster.workers.values():
+            assert checks.check_worker(worker, spills=True) == {}
+    assert messages == []
 
 
 @pytest.mark.parametrize("name", CALLED, ids=str)

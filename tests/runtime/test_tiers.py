@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -32,6 +33,8 @@ from dasktile.runtime.tiers import (
     device,
     disk,
     register_device,
+    spare,
+    takes_memory,
 )
 from dasktile.runtime.tiers.host import SLAB, UNIT, Piece, PiecePool
 from dasktile.testing import emulated
@@ -102,6 +105,11 @@ class Subject:
     def __init__(self, kind: str, directory: Path, gpu: EmulatedDevice) -> None:
         spare = 1 << 20 if "spare" in kind else 0
         self.disk = Disk(str(directory), spare=spare) if "disk" in kind else None
+        self.others = 0
+        if self.disk is not None and spare:
+            # there are no more bytes of spare files than of tiles
+            self.disk.store(np.zeros(spare, np.uint8))
+            self.others = 1
         self.host: Host | None = None
         self.up: Callable[[Any], Any] = lambda value: value
         if kind in ("host", "disk under host"):
@@ -132,7 +140,7 @@ class Subject:
     def kept(self) -> int:
         """Number of stored values."""
         files = len(os.listdir(self.disk.directory)) - len(self.disk._spare) if self.disk else 0
-        return files + (len(self.host._kept) if self.host else 0)
+        return files - self.others + (len(self.host._kept) if self.host else 0)
 
 
 def down(value: Any) -> Any:
@@ -406,31 +414,33 @@ def test_a_directory_is_private_and_removed_with_its_disk(tmp_path: Path) -> Non
 def test_a_file_that_is_cut(tmp_path: Path, size: int) -> None:
     one = Disk(str(tmp_path))
     held = one.store(BASE)
-    os.truncate(held.content, size)
+    os.truncate(held.content.path, size)
     with pytest.raises(OSError, match="are missing"):
         one.load(held)
 
 
 def test_a_spare_file_is_written_over_by_a_tile_of_its_size(tmp_path: Path) -> None:
     one = Disk(str(tmp_path), spare=1000)
+    kept = one.store(np.arange(200.0))
     first, second = one.store(np.arange(20.0)), one.store(np.arange(10.0))
     one.free(first)
     assert one.recycle(second)
-    assert len(os.listdir(one.directory)) == len(one._spare) == 2
+    assert len(os.listdir(one.directory)) == 1 + len(one._spare) == 3
     again, other = one.store(np.arange(20.0) + 1), one.store(np.arange(15.0))
-    assert again.content == first.content
-    assert other.content not in (first.content, second.content)
+    assert again.content.path == first.content.path
+    assert other.content.path not in (first.content.path, second.content.path)
     with pytest.raises(OSError, match="was removed"):
         one.load(first)
     one.free(first)
     assert not one.recycle(first)
     check(one.load(again), np.arange(20.0) + 1)
     check(one.load(other), np.arange(15.0))
+    check(one.load(kept), np.arange(200.0))
     # for the latest, as its pages are most likely in memory
     held = [one.store(np.full(2, each)) for each in range(3)]
     for each in held:
         one.free(each)
-    assert one.store(np.zeros(2)).content == held[-1].content
+    assert one.store(np.zeros(2)).content.path == held[-1].content.path
     assert one._spare.nbytes == sum(os.path.getsize(path) for path in one._spare._files)
 
 
@@ -444,64 +454,178 @@ def test_spare_files_have_a_limit_and_the_oldest_are_removed(
     assert os.listdir(one.directory) == []
     size = held.size
     one = Disk(str(tmp_path), spare=2 * size)
+    kept = one.store(np.zeros(10 * size, np.uint8))
     tiles = [one.store(BASE) for _ in range(3)]
     assert one.recycle(tiles[0]) and one.recycle(tiles[1])
     # to remove a file takes time
     assert not one.recycle(tiles[2])
     one.free(tiles[2])
-    assert list(one._spare._files) == [tiles[1].content, tiles[2].content]
-    assert len(os.listdir(one.directory)) == 2
+    assert list(one._spare._files) == [tiles[1].content.path, tiles[2].content.path]
+    assert len(os.listdir(one.directory)) == 3
     large = one.store(np.zeros(3 * size, np.uint8))
     one.free(large)
-    assert not os.path.exists(large.content)
+    assert not os.path.exists(large.content.path)
     assert len(one._spare) == 2
-    monkeypatch.setattr(disk, "_MOST_SPARE", 1)
+    monkeypatch.setattr(spare, "_MOST_SPARE", 1)
     last = one.store(np.zeros(5))
+    assert not one.recycle(last)
     one.free(last)
-    assert list(one._spare._files) == [last.content]
-    assert os.listdir(one.directory) == [os.path.basename(last.content)]
+    assert list(one._spare._files) == [last.content.path]
+    assert set(os.listdir(one.directory)) == names(kept, last)
+
+
+def names(*tiles: Held) -> set[str]:
+    return {os.path.basename(each.content.path) for each in tiles}
+
+
+def test_spare_files_have_no_more_bytes_than_the_tiles(tmp_path: Path) -> None:
+    one = Disk(str(tmp_path), spare=1 << 30)
+    tiles = [one.store(BASE) for _ in range(6)]
+    size = tiles[0].size
+    assert one._spare.stored == 6 * size
+    for number, each in enumerate(tiles[:3]):
+        assert one.recycle(each)
+        assert (one._spare.nbytes, one._spare.stored) == ((number + 1) * size, (5 - number) * size)
+    for left, each in zip((2, 1, 0), tiles[3:], strict=True):
+        # for each tile less, a spare file has to be removed
+        assert not one.recycle(each)
+        assert one._spare.stored == (left + 1) * size
+        one.free(each)
+        assert (one._spare.nbytes, one._spare.stored) == (left * size, left * size)
+        assert len(os.listdir(one.directory)) == 2 * left
+    # nothing is stored: nothing is kept, also of what another thread has written over meanwhile
+    assert os.listdir(one.directory) == []
+    last = one.store(BASE)
+    assert not one.recycle(last)
+    one.free(last)
+    assert os.listdir(one.directory) == []
+
+
+def fails_while(full: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writes fail while a disk is full."""
+    write = disk._write
+
+    def _write(*arguments: Any) -> None:
+        if full():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*arguments)
+
+    monkeypatch.setattr(disk, "_write", _write)
 
 
 def test_a_disk_that_is_full_removes_its_spare_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Disk(str(tmp_path), spare=1 << 20)
+    kept = one.store(np.zeros(200))
     tiles = [one.store(np.full(each, 1.0)) for each in (10, 20)]
     for each in tiles:
         one.free(each)
-    write = disk._write
+    writes: list[None] = []
 
-    def full(*arguments: Any) -> None:
-        if len(os.listdir(one.directory)) > 1:
-            raise OSError(28, "No space left on device")
-        write(*arguments)
+    def full() -> bool:
+        writes.append(None)
+        return len(os.listdir(one.directory)) > 2
 
-    monkeypatch.setattr(disk, "_write", full)
+    fails_while(full, monkeypatch)
     held = one.store(np.full(30, 2.0))
     check(one.load(held), np.full(30, 2.0))
-    assert os.listdir(one.directory) == [os.path.basename(held.content)]
+    assert set(os.listdir(one.directory)) == names(kept, held)
+    assert len(writes) == 2
     with pytest.raises(OSError, match="No space left"):
         one.store(np.zeros(40))
-    assert os.listdir(one.directory) == [os.path.basename(held.content)]
+    # nothing was removed, so that it is not written again
+    assert len(writes) == 3
+    assert set(os.listdir(one.directory)) == names(kept, held)
+    assert one._spare.stored == kept.size + held.size
+
+
+def test_two_tiles_are_written_while_a_full_disk_removes_its_spare_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Disk(str(tmp_path), spare=1 << 20)
+    one.store(np.zeros(200))
+    spare = one.store(np.full(10, 1.0))
+    one.free(spare)
+    both, again = threading.Barrier(2), threading.Event()
+    failed = threading.local()
+    remove = os.remove
+
+    def full() -> bool:
+        if not getattr(failed, "once", False):
+            failed.once = True
+            both.wait(LIMIT)
+            return True
+        is_full = os.path.exists(spare.content.path)
+        again.set()
+        return is_full
+
+    def slow_remove(path: str) -> None:
+        if path == spare.content.path:
+            # the other thread must not write again before it is removed
+            again.wait(0.2)
+        remove(path)
+
+    fails_while(full, monkeypatch)
+    monkeypatch.setattr(os, "remove", slow_remove)
+    with ThreadPoolExecutor(2) as pool:
+        held = list(pool.map(lambda size: one.store(np.full(size, 2.0)), (20, 30)))
+    for size, each in zip((20, 30), held, strict=True):
+        check(one.load(each), np.full(size, 2.0))
+    assert len(os.listdir(one.directory)) == 3
 
 
 def test_a_spare_file_that_was_removed_or_cut(tmp_path: Path) -> None:
     one = Disk(str(tmp_path), spare=1 << 20)
+    one.store(np.zeros(200))
     tiles = [one.store(np.full(10, float(each))) for each in range(2)]
     for each in tiles:
         one.free(each)
-    os.remove(tiles[1].content)
-    os.truncate(tiles[0].content, 3)
+    os.remove(tiles[1].content.path)
+    os.truncate(tiles[0].content.path, 3)
     again = [one.store(np.full(10, float(each))) for each in range(2)]
     for number, held in enumerate(again):
         check(one.load(held), np.full(10, float(number)))
-    assert again[1].content == tiles[0].content
+    assert again[1].content.path == tiles[0].content.path
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such filesystems")
+def test_which_directories_take_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.path.realpath(tmp_path)
+    mounts: list[tuple[str, str]] | None = []
+
+    def disk_partitions(**options: bool) -> list[SimpleNamespace]:
+        assert options == {"all": True}
+        if mounts is None:
+            raise PermissionError("the list of what is mounted cannot be read")
+        return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
+
+    monkeypatch.setattr(spare.psutil, "disk_partitions", disk_partitions)
+    link = tmp_path / "link"
+    link.symlink_to("there")
+    for kind, other, expected in (("tmpfs", "ext4", True), ("ext4", "tmpfs", False)):
+        mounts = [("/", other), (f"{real}/there", other), (f"{real}/there", kind)]
+        mounts.append((f"{real}/the", other))
+        for each in ("there", "there/not/yet", "link", "link/storage"):
+            assert takes_memory(str(tmp_path / each)) == expected
+        for each in ("", "thereafter", "the"):
+            assert takes_memory(str(tmp_path / each)) != expected
+    mounts = []
+    assert not takes_memory(str(tmp_path))
+    mounts = None
+    assert not takes_memory(str(tmp_path))
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="there is no /dev/shm")
+def test_shared_memory_takes_memory() -> None:
+    assert takes_memory("/dev/shm/storage")
+    assert not takes_memory("/proc")
 
 
 def test_compression(tmp_path: Path) -> None:
     one = Disk(str(tmp_path), "zlib")
     held = one.store(np.zeros(100_000))
-    assert held.size == os.path.getsize(held.content) < 100_000
+    assert held.size == os.path.getsize(held.content.path) < 100_000
     check(one.load(held), np.zeros(100_000))
 
 

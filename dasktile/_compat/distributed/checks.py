@@ -54,7 +54,7 @@ def lookup(internal: Internal, objects: Mapping[str, Any]) -> Any:
 
 
 def problem(internal: Internal, objects: Mapping[str, Any]) -> str | None:
-    """Why a name cannot be used; None if it can, or if it is not needed.
+    """Why a name that is needed cannot be used; None if it can.
 
     Parameters
     ----------
@@ -63,6 +63,8 @@ def problem(internal: Internal, objects: Mapping[str, Any]) -> str | None:
     objects
         As for :func:`lookup`; the value is None for objects that a server does not have.
     """
+    if internal.instead:
+        return None
     for each in (internal.owner.split(".")[0], internal.only_with):
         if objects.get(each, True) is None:
             return None

@@ -9,7 +9,7 @@ from inspect import isawaitable
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 from dask.utils import key_split
 
@@ -50,22 +50,31 @@ def next_tasks(worker: Worker, count: int) -> list[Any]:
 
 def _smallest(tasks: Any, count: int) -> list[Any]:
     """The first tasks of a ``HeapSet``, whose own method sorts all of them for more than one."""
-    entries = getattr(tasks, "_heap", None)
-    if count < 2 or type(entries) is not list:
+    entries: Any = getattr(tasks, "_heap", None)
+    if count < 2 or not _is_heap(entries):
         return list(tasks.peekn(count))
+    # removed tasks stay in the heap until they come up: this drops those that have
+    tasks.peek()
     found: list[Any] = []
     # the children of an entry of a heap are no smaller: only those of visited ones can be next
-    following = [(entries[0], 0)] if entries else []
+    following = [(entries[0], 0)]
     while following and len(found) < count:
         (_, _, reference), at = heappop(following)
         task = reference()
-        # removed tasks stay in the heap until they come up
         if task in tasks and task not in found:
             found.append(task)
         for child in (2 * at + 1, 2 * at + 2):
             if child < len(entries):
                 heappush(following, (entries[child], child))
     return found
+
+
+def _is_heap(entries: Any) -> bool:
+    """Whether these are the entries of a ``HeapSet`` in the form that is known."""
+    if type(entries) is not list or not entries:
+        return False
+    first = entries[0]
+    return type(first) is tuple and len(first) == 3 and isinstance(first[2], ref)
 
 
 def is_running(worker: Worker) -> bool:

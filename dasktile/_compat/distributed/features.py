@@ -71,6 +71,8 @@ class Internal:
         does not call it.
     only_with
         The name of an object; the feature needs this name only where there is such an object.
+    instead
+        What the feature does without this name; empty if it is off then.
     checked_with
         Releases of distributed with which it was checked.
     """
@@ -81,6 +83,7 @@ class Internal:
     signature: str = ""
     call: str | None = None
     only_with: str = ""
+    instead: str = ""
     checked_with: tuple[str, ...] = CHECKED_WITH
 
     def __str__(self) -> str:

@@ -41,6 +41,7 @@ _WORKER_TASK = "distributed.worker_state_machine:TaskState"
 _WORKER_STATES = "distributed.worker_state_machine:TaskStateState"
 _EVENTS = "distributed.worker_state_machine"
 _SERIALIZE = "distributed.protocol.serialize"
+_UNSORTED = "the tasks that run next, where tasks are not sorted"
 
 #: What the scheduler's plugin needs.
 SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
@@ -261,8 +262,12 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
     ),
     Feature.PREFETCH: (
         *_each("worker.state", "tasks that may run", "ready", "constrained"),
+        Internal("worker.state.ready", "peek", "drops removed tasks that are first", call=""),
+        Internal("worker.state.constrained", "peek", "drops removed tasks that are first", call=""),
         Internal("worker.state.ready", "peekn", "the tasks that run next", call="n"),
         Internal("worker.state.constrained", "peekn", "the tasks that run next", call="n"),
+        Internal("worker.state.ready", "_heap", _UNSORTED, instead="peekn, which sorts them"),
+        Internal("worker.state.constrained", "_heap", _UNSORTED, instead="peekn, which sorts them"),
     ),
 }
 

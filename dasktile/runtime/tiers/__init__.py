@@ -20,8 +20,9 @@ from dasktile.runtime.tiers.base import (
     device,
     register_device,
 )
-from dasktile.runtime.tiers.disk import Disk, Foreign
+from dasktile.runtime.tiers.disk import Disk, Foreign, TileFile
 from dasktile.runtime.tiers.host import Host, Packed, packed_by_distributed
+from dasktile.runtime.tiers.spare import takes_memory
 
 __all__ = [
     "DEVICES",
@@ -32,9 +33,11 @@ __all__ = [
     "Host",
     "Packed",
     "Tier",
+    "TileFile",
     "device",
     "packed_by_distributed",
     "register_device",
+    "takes_memory",
 ]
 
 

@@ -18,9 +18,7 @@ import numpy as np
 
 from dasktile._compat.distributed import serialization
 from dasktile.runtime.tiers.base import Held, Tier
-
-#: Spare files at the most (chosen).
-_MOST_SPARE = 256
+from dasktile.runtime.tiers.spare import SpareFiles
 
 
 class Foreign:
@@ -60,89 +58,31 @@ class Foreign:
                 del self._owner[self.key]
 
 
-class TileFile(str):
-    """The path of the file of one tile; another tile may have the file later.
+class TileFile:
+    """The file of one tile, until the tile is removed; another tile may have the file then.
 
     Attributes
     ----------
+    path
+        Path of the file.
     removed
         Whether the tile was removed.
     """
 
-    __slots__ = ("removed",)
+    __slots__ = ("path", "removed")
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self.removed = False
 
 
-class SpareFiles:
-    """Files of removed tiles, which the next tiles of the same size are written over.
+class _Buffer(np.ndarray[Any, Any]):
+    """Memory for a file that is read, which is not cleared before.
 
-    To write over a file whose pages are in memory takes about a tenth of the processor time that
-    is taken to create, write and remove one: the system need not find, clear and free its pages.
-    Only files of exactly the same size are used again, so that no file is larger than its tile.
-
-    Parameters
-    ----------
-    most
-        Bytes of all spare files at the most; 0 to keep none.
+    Arrays that are loaded from it are views of it.  It is no exact ``np.ndarray``, so that NumPy
+    does not name it as the base of their views, and the store does not take it, with the header of
+    the file, for an array of the user.
     """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        #: Paths and sizes, the oldest first; and the paths of each size.
-        self._files: dict[str, int] = {}
-        self._by_size: dict[int, list[str]] = {}
-        self.nbytes = 0
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def add(self, path: str, size: int) -> bool:
-        """Add a file; False if there is no room for it."""
-        with self._lock:
-            full = self.nbytes + size > self._most or len(self._files) >= _MOST_SPARE
-            if full or not self._most:
-                return False
-            self._files[path] = size
-            self._by_size.setdefault(size, []).append(path)
-            self.nbytes += size
-            return True
-
-    def take(self, size: int) -> str | None:
-        """Take a file of a size, the latest, whose pages are most likely in memory."""
-        with self._lock:
-            paths = self._by_size.get(size)
-            return None if not paths else self._remove(paths[-1])
-
-    def make_room(self, size: int) -> list[str]:
-        """Take the oldest files, so that there is room for one of a size if there can be."""
-        taken: list[str] = []
-        with self._lock:
-            if size > self._most:
-                return taken
-            while self.nbytes + size > self._most or len(self._files) >= _MOST_SPARE:
-                taken.append(self._remove(next(iter(self._files))))
-        return taken
-
-    def clear(self) -> list[str]:
-        """Take all files."""
-        with self._lock:
-            paths = list(self._files)
-            self._files.clear()
-            self._by_size.clear()
-            self.nbytes = 0
-        return paths
-
-    def _remove(self, path: str) -> str:
-        size = self._files.pop(path)
-        paths = self._by_size[size]
-        paths.remove(path)
-        if not paths:
-            del self._by_size[size]
-        self.nbytes -= size
-        return path
 
 
 class Disk(Tier):
@@ -159,7 +99,8 @@ class Disk(Tier):
     compression
         As ``distributed.worker.memory.spill-compression``.
     spare
-        Bytes of files that are kept for further tiles when theirs are removed, at the most.
+        Bytes of files that are kept for further tiles when theirs are removed, at the most; never
+        more than the bytes of the tiles that are stored.
     """
 
     name = "disk"
@@ -175,6 +116,9 @@ class Disk(Tier):
         self._compression: str | Literal[False] | None = compression
         self._numbers = itertools.count()
         self._spare = SpareFiles(spare)
+        # held while spare files are removed because the disk is full; and how many were
+        self._clearing = threading.Lock()
+        self._cleared = 0
         # files that another program had open: Windows refuses to remove those
         self._unremoved: deque[str] = deque()
         self._remove = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
@@ -188,32 +132,26 @@ class Disk(Tier):
         self._retry_removal()
         size = sum(map(serialization.frame_bytes, frames))
         path = self._spare.take(size)
-        if path is not None and self._write_over(path, frames):
-            return Held(TileFile(path), size)
-        try:
-            return Held(TileFile(self._write_new(frames)), size)
-        except OSError:
-            spare = self._spare.clear()
-            if not spare:
-                raise
-        # they may have taken the room
-        for each in spare:
-            self._unlink(each)
-        return Held(TileFile(self._write_new(frames)), size)
+        if path is None or not self._write_over(path, frames):
+            path = self._write_new_or_clear(frames)
+        self._spare.count(size)
+        return Held(TileFile(path), size)
 
     def load(self, held: Held) -> Any:
         if isinstance(held.content, Foreign):
             return held.content.load()
+        path = held.content.path
         if held.content.removed:
-            raise FileNotFoundError(f"the tile in {held.content} was removed")
-        # writeable, so that arrays in it are, as those of the tile; and not cleared before
-        buffer = np.empty(held.size, np.uint8).data
-        with open(held.content, "rb", buffering=0) as file:
+            # only shows a defect of the caller, which must not remove what is being loaded
+            raise FileNotFoundError(f"the tile in {path} was removed")
+        # writeable, so that arrays in it are, as those of the tile
+        buffer = _Buffer(held.size, np.uint8).data
+        with open(path, "rb", buffering=0) as file:
             rest = buffer
             while rest and (count := file.readinto(rest)):
                 rest = rest[count:]
         if rest:
-            raise OSError(f"{held.content} should have {held.size} bytes, {len(rest)} are missing")
+            raise OSError(f"{path} should have {held.size} bytes, {len(rest)} are missing")
         return serialization.from_buffer(buffer)
 
     def free(self, held: Held) -> None:
@@ -223,19 +161,32 @@ class Disk(Tier):
         if held.content.removed:
             return
         held.content.removed = True
-        for path in self._spare.make_room(held.size):
+        for path in self._spare.replace(held.content.path, held.size):
             self._unlink(path)
-        if not self._spare.add(str(held.content), held.size):
-            self._unlink(held.content)
 
     def recycle(self, held: Held) -> bool:
         if isinstance(held.content, Foreign) or held.content.removed:
             return False
-        held.content.removed = self._spare.add(str(held.content), held.size)
+        held.content.removed = self._spare.add(held.content.path, held.size)
         return bool(held.content.removed)
 
     def close(self) -> None:
         self._remove()
+
+    def _write_new_or_clear(self, frames: list[Any]) -> str:
+        """Write a new file, and again without spare files if the disk is full; its path."""
+        cleared = self._cleared
+        try:
+            return self._write_new(frames)
+        except OSError:
+            # they may have taken the room; another thread may be removing them
+            with self._clearing:
+                for each in self._spare.clear():
+                    self._unlink(each)
+                    self._cleared += 1
+            if self._cleared == cleared:
+                raise
+        return self._write_new(frames)
 
     def _write_new(self, frames: list[Any]) -> str:
         """Write a new file; its path."""

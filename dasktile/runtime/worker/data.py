@@ -16,7 +16,7 @@ from distributed import Worker
 from dasktile._compat.distributed import serialization, storage
 from dasktile.config import spill_settings
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.runtime.tiers import Disk
+from dasktile.runtime.tiers import Disk, takes_memory
 from dasktile.runtime.tiers import device as make_device
 from dasktile.runtime.worker.store import TileStore
 from dasktile.runtime.worker.takeover import Handover
@@ -53,11 +53,13 @@ def make_store(
     """
     limit = storage.machine_memory() if memory_limit is None else memory_limit
     max_spill = dask.config.get(f"{_MEMORY}.max-spill")
+    directory = os.path.join(worker_local_directory, "storage")
+    # where the disk is limited, the limit is for all files; and memory is needed for results
+    keeps_files = max_spill is False and not takes_memory(directory)
     disk = Disk(
-        os.path.join(worker_local_directory, "storage"),
+        directory,
         serialization.compression(f"{_MEMORY}.spill-compression"),
-        # where the disk is limited, the limit is for all files
-        RuntimeSettings().spare_files if max_spill is False else 0,
+        RuntimeSettings().spare_files if keeps_files else 0,
     )
     capacity = (host_budget(limit), None if max_spill is False else parse_bytes(max_spill))
     options = spill_settings()

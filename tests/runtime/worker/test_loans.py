@@ -13,7 +13,7 @@ import pytest
 from dask.sizeof import sizeof
 from distributed.protocol import deserialize, serialize
 
-from dasktile.runtime.tiers import Disk, Host, Packed
+from dasktile.runtime.tiers import Disk, Host, Packed, TileFile
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import ResidencySettings
 from dasktile.testing import emulated
@@ -92,7 +92,7 @@ def test_nothing_is_kept_of_what_was_sent(store: TileStore) -> None:
     fill(store, 0, 1, 2, 3, 4, 5)
     assert number_in(store[0]) == 0
     fill(store, 6)
-    assert 0 not in store.fast and isinstance(store.slow[0].content, str | Packed)
+    assert 0 not in store.fast and isinstance(store.slow[0].content, TileFile | Packed)
 
     def alive() -> int:
         gc.collect()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from heapq import heappop
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -305,6 +306,49 @@ def test_the_next_tasks_of_many_are_those_that_a_sort_would_put_first(seed: int)
         (ready.discard if task in ready else ready.add)(task)
         expected = sorted(ready, key=attrgetter("priority"))[:4]
         assert execution.next_tasks(worker, 4) == expected
+
+
+def test_many_removed_tasks_are_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready: HeapSet[Prioritised] = HeapSet(key=attrgetter("priority"))
+    tasks = [Prioritised((number,)) for number in range(1000)]
+    for task in tasks:
+        ready.add(task)
+    for task in tasks[:900]:
+        ready.discard(task)
+    worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=()))
+    visited: list[Any] = []
+
+    def visit(following: Any) -> Any:
+        visited.append(heappop(following))
+        return visited[-1]
+
+    monkeypatch.setattr(execution, "heappop", visit)
+    assert execution.next_tasks(worker, 4) == tasks[900:904]
+    assert len(visited) == 4
+
+
+@pytest.mark.parametrize("form", ("none", "empty", "tasks", "pairs", "a dict"))
+def test_the_next_tasks_where_a_heap_has_another_form(form: str) -> None:
+    tasks = [Prioritised((number,)) for number in (3, 1, 2)]
+
+    class Other(HeapSet[Prioritised]):
+        @property
+        def _heap(self) -> Any:
+            if form == "none":
+                raise AttributeError("_heap")
+            return {"empty": [], "tasks": tasks, "pairs": [(each, 0) for each in tasks]}.get(
+                form, {}
+            )
+
+        def peekn(self, n: int) -> Iterator[Prioritised]:
+            return iter(sorted(tasks, key=attrgetter("priority"))[:n])
+
+        def __len__(self) -> int:
+            return len(tasks)
+
+    ready = Other.__new__(Other)
+    worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=()))
+    assert execution.next_tasks(worker, 2) == [tasks[1], tasks[2]]
 
 
 @dataclass(eq=False)

@@ -286,7 +286,7 @@ class Limited:
         held = self._store(value)
         if held.size > self.left:
             self.refused += 1
-            os.remove(held.content)
+            os.remove(held.content.path)
             raise OSError(errno.ENOSPC, "No space left on device")
         self.left -= held.size
         return held
@@ -323,7 +323,7 @@ def test_a_missing_file(threads: int, caplog: pytest.LogCaptureFixture) -> None:
         store._engine.wait_all(LIMIT)
         lost = set(store.slow) - set(store.fast)
         for held in store.slow.values():
-            os.remove(held.content)
+            os.remove(held.content.path)
         # two readers of each, some of which wait while others run
         results = [client.map(total, tiles, pure=False) for _ in range(2)]
         for sums_of in results:
@@ -360,7 +360,7 @@ def test_a_peer_requests_a_lost_tile() -> None:
         tiles = made(client, workers=[one.address], allow_other_workers=True)
         one.data._engine.wait_all(LIMIT)
         for held in one.data.slow.values():
-            os.remove(held.content)
+            os.remove(held.content.path)
         results = client.map(total, tiles, pure=False, workers=[two.address])
         assert client.gather(results) == sums(range(TILES))
 
@@ -371,7 +371,7 @@ def test_a_client_requests_a_lost_tile() -> None:
         store = store_of(cluster)
         store._engine.wait_all(LIMIT)
         for held in store.slow.values():
-            os.remove(held.content)
+            os.remove(held.content.path)
         results = client.gather(tiles)
         assert [total(one) for one in results] == sums(range(TILES))
 

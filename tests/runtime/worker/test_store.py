@@ -453,8 +453,20 @@ def test_views_are_written_once(
     np.testing.assert_array_equal(store["x"], wanted)
     assert store.cumulative_metrics["disk-read", "count"] == 1
     # what is made a view of now is one with it too
+    one.settle()
+    writes, used = store.cumulative_metrics["disk-write", "count"], store.used(0)
     store["z"] = store["x"].T
-    del store["x"], store["y"], again
+    assert store.used(0) == used
+    assert np.shares_memory(store["z"], again)
+    del store["y"], again
+    for key in "de":
+        store[key] = np.full(10_000, 1.0)
+    one.settle()
+    # both have the file that there is already
+    assert not {"x", "z"} & set(store.fast)
+    assert store.cumulative_metrics["disk-write", "count"] == writes + 1
+    assert np.shares_memory(store["x"], store["z"])
+    del store["x"]
     one.settle()
     np.testing.assert_array_equal(store["z"], wanted.T)
     for key in list(store):

@@ -354,7 +354,8 @@ class World:
             assert not left, left
         assert store.spilled_total == (0, 0)
         if not self.closed:
-            assert len(os.listdir(self.held.directory)) == len(self.held._spare)
+            assert os.listdir(self.held.directory) == []
+            assert (self.held._spare.nbytes, self.held._spare.stored) == (0, 0)
         if self.device is not None:
             self.page = None
             gc.collect()

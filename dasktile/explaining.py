@@ -23,7 +23,7 @@ from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
-from dasktile.schedule.placement import decode
+from dasktile.schedule.placement import decode, placements_of
 from dasktile.tiling.plan import TilingPlan
 
 #: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
@@ -60,7 +60,12 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         explanation = _explained_plan(request, unknown)
     else:
         explanation = _explained_again(request, returned, unknown)
-    return replace(explanation, scheduler_workers=request.machine.scheduler_workers)
+    planned_for = {placement.workers for placement in placements_of(request.graph.layers)}
+    return replace(
+        explanation,
+        scheduler_workers=request.machine.scheduler_workers,
+        earlier_workers=tuple(sorted(planned_for - {request.machine.workers})),
+    )
 
 
 def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:

@@ -131,3 +131,11 @@ def test_few_plans_are_kept_and_no_arrays(monkeypatch: pytest.MonkeyPatch) -> No
     decisions.forget()
     gc.collect()
     assert there() is None, gc.get_referrers(there())
+
+
+def test_a_plan_for_other_workers_is_named() -> None:
+    planned = dasktile.optimize(centred(), workers=4)
+    text = str(dasktile.explain(planned + 1, workers=8)).replace("\n ", "")
+    assert "the input contains results of optimize for 4 workers, which keep their tiles" in text
+    assert "contains results" not in str(dasktile.explain(planned, workers=4))
+    assert "contains results" not in str(dasktile.explain(centred(), workers=8))

@@ -108,6 +108,8 @@ class PlanReport:
     used_workers, bytes_on_all
         Workers for which the plan has tiles where these are fewer than `workers`, and the bytes
         that the best plan for all workers moves; None where all are used.
+    earlier_workers
+        Numbers of workers, other than `workers`, for which parts of the input were optimised.
     """
 
     workers: int
@@ -155,6 +157,7 @@ class PlanReport:
     scheduler_workers: int = 0
     used_workers: int | None = None
     bytes_on_all: int | None = None
+    earlier_workers: tuple[int, ...] = ()
 
     @property
     def has_plan(self) -> bool:

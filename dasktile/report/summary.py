@@ -47,6 +47,12 @@ def summary(plan: PlanReport) -> list[str]:
         lines.append(shared)
     if fewer := _fewer(plan):
         lines.append(fewer)
+    if plan.earlier_workers:
+        counts = " and ".join(f"{count:,}" for count in plan.earlier_workers)
+        lines.append(
+            f"the input contains results of optimize for {counts} workers, which keep their tiles:"
+            f" give optimize the arrays that these were made of, for {plan.workers:,}"
+        )
     if plan.has_plan and plan.bytes_unplanned:
         received = format_bytes(plan.bytes_predicted)
         lines.append(

@@ -46,7 +46,15 @@ SHORTER = {
 }
 
 #: Slow workloads that resemble one of the others.
-SLOW = ("k_means_loop", "gram_graph", "anomalies", "matmul", "mlp", "k_means_two")
+SLOW = (
+    "k_means_loop",
+    "gram_graph",
+    "gram_loop",
+    "anomalies",
+    "matmul",
+    "mlp",
+    "k_means_two",
+)
 
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in workloads()

@@ -128,6 +128,7 @@ def plugin_names(client: Client) -> tuple[bool, dict[str, bool]]:
     return NAME in of_scheduler, {each: NAME in names for each, names in of_workers.items()}
 
 
+@pytest.mark.slow
 def test_preloaded_and_the_scheduler_is_killed() -> None:
     with ExitStack() as stack:
         port = stack.enter_context(free_port())
@@ -176,7 +177,7 @@ def kill_one_with_a_nanny(client: Client) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("lacking", ["scheduler", "worker"])
+@pytest.mark.parametrize("lacking", [pytest.param("scheduler", marks=pytest.mark.slow), "worker"])
 def test_without_the_package(lacking: str, tmp_path: Path) -> None:
     (tmp_path / "without_it.py").write_text(WITHOUT)
     missing = ("--preload", "without_it")

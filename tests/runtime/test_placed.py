@@ -206,7 +206,7 @@ def inputs(workload: Sized) -> dict[str, np.ndarray]:
 WORKLOADS = sized(0.2)
 
 
-@pytest.mark.parametrize("workers", [4, 8])
+@pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_predicted_bytes_move_from_free_sources(name, workers, cluster):
     workload, machine = WORKLOADS[name], cluster(workers)
@@ -218,7 +218,7 @@ def test_predicted_bytes_move_from_free_sources(name, workers, cluster):
     assert 0.9 * predicted - SMALL <= moved <= 1.1 * predicted + SMALL
 
 
-@pytest.mark.parametrize("workers", [4, 8])
+@pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_predicted_bytes_move_from_persisted_inputs(name, workers, cluster):
     workload, machine = WORKLOADS[name], cluster(workers)

@@ -122,6 +122,7 @@ async def test_homes_are_in_mesh_order_while_workers_join_and_leave() -> None:
             assert plugin.errors == 0
 
 
+@pytest.mark.slow
 @gen_test(timeout=LIMIT)
 async def test_twenty_workers_are_lost_in_a_row() -> None:
     [graph] = dask.optimize(planned(collection(4_000), WORKERS))
@@ -162,6 +163,7 @@ async def test_workers_join_and_leave_while_tasks_run() -> None:
             await end(scheduler, plugin)
 
 
+@pytest.mark.slow
 @gen_test(timeout=LIMIT)
 async def test_two_clients_cancel_again_and_again() -> None:
     graphs = [planned(collection(2_000), 16), collection(2_000)]

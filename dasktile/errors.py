@@ -37,6 +37,10 @@ class UnsupportedCollectionWarning(UserWarning):
     """A collection of a kind that dasktile cannot read was returned unchanged."""
 
 
+class ContradictedKernelWarning(UserWarning):
+    """A function has other values than its ``register_kernel`` allows; its chunks are unchanged."""
+
+
 class InternalErrorWarning(RuntimeWarning):
     """An error occurred inside dasktile; the input was returned unchanged."""
 

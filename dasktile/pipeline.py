@@ -12,12 +12,15 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
+from dasktile.capture.declarations import CONTRADICTED
 from dasktile.capture.references import head_of
 from dasktile.choice import chosen_plan, is_quick, needs_no_plan
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.hooked import note_written
 from dasktile.collections.unpack import Rewritten
+from dasktile.errors import ContradictedKernelWarning, warn_user
+from dasktile.ir import Program
 from dasktile.lower.culled import culled
 from dasktile.lower.gathered import parts_of
 from dasktile.planning import lower_plan, most_bundled
@@ -43,7 +46,10 @@ def rewrite(request: Request) -> Rewritten | None:
     if is_planned and not _has_many_alone(request):
         return None
     chosen = chosen_plan(request)
-    if chosen is None or chosen.planned.plan.tiled is None:
+    if chosen is None:
+        return None
+    _warn_of_contradictions(chosen.planned.captured.program)
+    if chosen.planned.plan.tiled is None:
         return None
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
     remember(request, replace(chosen, lowered=lowered))
@@ -52,6 +58,13 @@ def rewrite(request: Request) -> Rewritten | None:
         dict(zip(request.names, lowered.names, strict=True)),
         dict(zip(request.names, lowered.chunks, strict=True)),
     )
+
+
+def _warn_of_contradictions(program: Program) -> None:
+    """Warn of functions whose blocks would be tiled if their declarations were right."""
+    for reason in dict.fromkeys(node.reason for node in program.nodes):
+        if CONTRADICTED in reason:
+            warn_user(f"{reason}; its chunks are unchanged", ContradictedKernelWarning)
 
 
 def _has_many_alone(request: Request) -> bool:

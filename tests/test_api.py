@@ -20,7 +20,11 @@ import dasktile
 from dasktile import api, config, pipeline, planning, returned
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
-from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.errors import (
+    ContradictedKernelWarning,
+    InternalErrorWarning,
+    UnsupportedCollectionWarning,
+)
 from dasktile.ir import ALREADY_TILED
 from dasktile.schedule.placement import placements_of
 from tests.agreement import EAGER
@@ -1008,3 +1012,15 @@ def test_the_input_in_other_chunks_is_not_the_input() -> None:
     y = da.from_array(np.ones((730, 60)), chunks=(50, 60)) * 2
     text = str(dasktile.explain(y, workers=4, chunks=(700, 60), method="none"))
     assert "optimize returns what Dask's rechunk returns: method 'none'" in " ".join(text.split())
+
+
+def test_a_wrong_declaration_gives_a_warning() -> None:
+    def centred(block: np.ndarray) -> np.ndarray:
+        return block - block.mean()
+
+    dasktile.register_kernel(centred, elementwise=True)
+    x = da.from_array(np.arange(16_000.0).reshape(80, 200), chunks=(20, 200))
+    y = x.map_blocks(centred, dtype=float).T @ x
+    with pytest.warns(ContradictedKernelWarning, match="centred has other values"):
+        z = dasktile.optimize(y, workers=4)
+    np.testing.assert_allclose(z.compute(), y.compute())

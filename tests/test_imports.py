@@ -324,11 +324,14 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "refusal": ({"capture.base", "config", "planning", "request", "tiling"}, set()),
     "pipeline": (
         {
+            "capture.declarations",
             "choice",
             "cluster.target",
             "collections",
             "capture.references",
             "config",
+            "errors",
+            "ir",
             "lower.culled",
             "lower.gathered",
             "planning",

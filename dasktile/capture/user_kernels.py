@@ -61,7 +61,7 @@ def register_kernel(
 
     The declaration is checked when the function is planned for the first time: it is applied to a
     small block of random numbers, and to parts of it.  If the results differ, its chunks are
-    unchanged, and ``explain`` says so.
+    unchanged, ``optimize`` gives a warning, and ``explain`` says so.
 
     A function that is sent to other processes by its code, as those of a notebook or a script are,
     takes the declaration along: the hook then knows it on a cluster, too.  A function of a module

@@ -25,7 +25,7 @@ def without_names(part: int, parts: int, size: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_values_are_right_without_several_private_names(part: int) -> None:
     without_names(part, 2, 18)
 

@@ -274,6 +274,7 @@ def test_spilling_is_active_on_clusters_with_meters() -> None:
         assert [bool(worker.on) for worker in counts.workers.values()] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_moving_windows() -> None:
     names = ["std", "construct"]

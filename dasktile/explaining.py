@@ -23,7 +23,7 @@ from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
-from dasktile.schedule.placement import decode, placements_of
+from dasktile.schedule.placement import placements_of
 from dasktile.tiling.plan import TilingPlan
 
 #: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
@@ -163,8 +163,7 @@ def _dims_of(
 
 def _received(graph: HighLevelGraph) -> int:
     """Bytes that the plans of a graph predict, by the names of its layers."""
-    placements = map(decode, graph.layers)
-    return sum(placement.predicted for placement in placements if placement is not None)
+    return sum(placement.predicted for placement in placements_of(graph.layers))
 
 
 def _explained_again(

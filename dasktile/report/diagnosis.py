@@ -381,8 +381,7 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
     if plan is None:
         return each.name, each.reason, "", ""
     plan = _as_computed(plan)
-    is_simulated = plan.run_tasks_before is not None and plan.run_tasks_after is not None
-    if _is_plan(plan) and not is_simulated:
+    if _is_plan(plan) and not _is_simulated(plan):
         return each.name, "that of a plan already", "", ""
     return (
         each.name,
@@ -431,7 +430,7 @@ def _has_gain(plan: Explanation) -> bool | None:
     """
     if not plan.changed:
         return False
-    if plan.run_tasks_before is None or plan.run_tasks_after is None:
+    if not _is_simulated(plan):
         if (plan.tasks_before, plan.bytes_before) != (plan.tasks_after, plan.bytes_after):
             return True
         return False if _is_plan(plan) else None
@@ -439,6 +438,11 @@ def _has_gain(plan: Explanation) -> bool | None:
         _first(plan.received_before, plan.bytes_before)
         != _first(plan.received_after, plan.bytes_after)
     )
+
+
+def _is_simulated(plan: Explanation) -> bool:
+    """Whether it is known how many tasks run, of what was computed and of the plan."""
+    return plan.run_tasks_before is not None and plan.run_tasks_after is not None
 
 
 def _is_plan(plan: Explanation) -> bool:

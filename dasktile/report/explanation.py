@@ -12,21 +12,10 @@ from dask.utils import parse_bytes
 
 from dasktile.report import html as page
 from dasktile.report import svg as picture
-from dasktile.report.formatting import (
-    format_bytes,
-    format_count,
-    format_seconds,
-    wrapped,
-)
+from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
 from dasktile.report.page import save_report
 from dasktile.report.plan import PlanReport
-from dasktile.report.rows import (
-    boxes,
-    busiest_rows,
-    html_table,
-    kept_lines,
-    text_table,
-)
+from dasktile.report.rows import boxes, busiest_rows, html_table, kept_lines, text_table
 from dasktile.report.summary import summary
 
 #: Rows that ``print`` shows of a table that has more than `_OPEN_ROWS`: those that move most.

@@ -36,9 +36,6 @@ _LEGEND = (
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
 _TOKEN = re.compile(r"-dasktile-(?:.*-)?([0-9a-f]{32})$")
 
-#: Letters of a hash.
-_HASH_LENGTH = 32
-
 
 class PlanCounts(Protocol):
     """The counts of the scheduler plugin.
@@ -601,14 +598,16 @@ def rows_of_layers(layers: Iterable[str], rows: Mapping[str, str]) -> dict[str, 
         By name of a layer of the explanation, its row.
     """
     found = {layer: rows[layer] for layer in layers if layer in rows}
+    have_run = set(found.values())
     left: dict[str, set[str]] = {}
     for layer, row in rows.items():
-        if row not in found.values() and _TOKEN.search(layer):
-            left.setdefault(layer[:-_HASH_LENGTH], set()).add(row)
+        if row not in have_run and (match := _TOKEN.search(layer)):
+            left.setdefault(layer[: match.start(1)], set()).add(row)
     for layer in layers:
-        candidates = left.get(layer[:-_HASH_LENGTH], set()) if _TOKEN.search(layer) else set()
-        if layer not in found and len(candidates) == 1:
-            (found[layer],) = candidates
+        if layer not in found and (match := _TOKEN.search(layer)):
+            candidates = left.get(layer[: match.start(1)], set())
+            if len(candidates) == 1:
+                (found[layer],) = candidates
     return found
 
 

@@ -68,7 +68,7 @@ def _differs(
 ) -> bool:
     ndim = len(shape)
     whole = {axis % ndim for axis in use.whole_axes}
-    halo = {axis % ndim: depth for axis, depth in use.halo.items()}
+    halo = use.depths(ndim) or {}
     lengths = [
         size if axis in whole else _LENGTH + 4 * halo.get(axis, 0)
         for axis, size in enumerate(shape)

@@ -28,12 +28,30 @@ class KernelUse:
         Axes that must not be cut; negative axes count from the last.  Positions along all other
         axes are independent.
     halo
-        For each axis, the number of neighbouring elements that are read on either side.
+        For each axis, or for all of them, the number of neighbouring elements that are read on
+        either side.
     """
 
     elementwise: bool = False
     whole_axes: tuple[int, ...] = ()
-    halo: Mapping[int, int] = field(default_factory=dict)
+    halo: Mapping[int, int] | int = field(default_factory=dict)
+
+    def depths(self, ndim: int) -> dict[int, int] | None:
+        """The halo of an array by axis, counted from the first.
+
+        Parameters
+        ----------
+        ndim
+            Number of axes of the array.
+
+        Returns
+        -------
+        The depths; None if the array lacks an axis of the halo, or two are the same one.
+        """
+        if isinstance(self.halo, int):
+            return dict.fromkeys(range(ndim), self.halo)
+        found = {axis % ndim: depth for axis, depth in self.halo.items() if -ndim <= axis < ndim}
+        return found if len(found) == len(self.halo) else None
 
 
 # Keyed by identity, because functions that compare equal need not use axes alike.
@@ -50,7 +68,7 @@ def register_kernel(
     *,
     elementwise: bool = False,
     whole_axes: int | Iterable[int] = (),
-    halo: Mapping[int, int] | None = None,
+    halo: Mapping[int, int] | int | None = None,
 ) -> Callable[..., Any]:
     """Declare how a function uses its axes, so that its blocks may be tiled.
 
@@ -80,9 +98,9 @@ def register_kernel(
         The axis or axes that must not be cut; positions along all others are
         independent of each other.
     halo
-        ``{axis: depth}``: the result at one position depends on `depth` elements on
-        either side.  For functions that are passed to ``map_overlap`` with a depth of at least
-        the halo and with ``trim=True``, its default.
+        ``{axis: depth}``, or one depth for all axes, as ``map_overlap`` takes them: the result at
+        one position depends on `depth` elements on either side.  For functions that are passed to
+        ``map_overlap`` with a depth of at least the halo and with ``trim=True``, its default.
 
     Returns
     -------
@@ -132,14 +150,13 @@ def register_kernel(
     if not isinstance(elementwise, bool):
         raise TypeError(f"elementwise must be True or False, got {elementwise!r}")
     axes, depths = _axes(whole_axes), _depths(halo)
-    if elementwise + bool(axes) + bool(depths) != 1:
+    if elementwise + bool(axes) + (depths != {}) != 1:
         raise ValueError(
             "give exactly one of elementwise=True, whole_axes and halo, got "
             f"elementwise={elementwise!r}, whole_axes={whole_axes!r}, halo={halo!r}"
         )
-    for axis, depth in depths.items():
-        if depth < 0:
-            raise ValueError(f"halo depth must not be negative, got {depth} for axis {axis}")
+    if min([depths] if isinstance(depths, int) else depths.values(), default=0) < 0:
+        raise ValueError(f"halo depth must not be negative, got {halo!r}")
     if len(set(axes)) < len(axes):
         raise ValueError(f"whole_axes must be different axes, got {whole_axes!r}")
     use = KernelUse(elementwise, axes, depths)
@@ -162,7 +179,7 @@ def carry(function: Callable[..., Any], use: KernelUse) -> None:
         function.__dict__[_ATTRIBUTE] = {
             "elementwise": use.elementwise,
             "whole_axes": use.whole_axes,
-            "halo": dict(use.halo),
+            "halo": use.halo if isinstance(use.halo, int) else dict(use.halo),
             "code": _code_of(function),
         }
 
@@ -183,15 +200,17 @@ def _axes(given: Any) -> tuple[int, ...]:
     raise TypeError(f"whole_axes must be an integer or several of them, got {given!r}")
 
 
-def _depths(given: Any) -> dict[int, int]:
+def _depths(given: Any) -> dict[int, int] | int:
     if given is None:
         return {}
     try:
         if isinstance(given, Mapping):
             return {_integer(axis): _integer(depth) for axis, depth in given.items()}
+        return _integer(given)
     except TypeError:
-        pass
-    raise TypeError(f"halo must be a dict of integers {{axis: depth}}, got {given!r}")
+        raise TypeError(
+            f"halo must be an integer, or a dict of integers {{axis: depth}}, got {given!r}"
+        ) from None
 
 
 def _integer(value: Any) -> int:

@@ -30,7 +30,7 @@ _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
     " 2 matmul is row 2, other: a layer of no row. predicted: bytes that workers receive by the"
     " plans, as bytes_predicted of explain. received: bytes that they received from each other."
-    " tiles, held: number of results on workers now, and their bytes."
+    " tiles, held: number of results on workers now, and their bytes, if there are any."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
@@ -318,8 +318,8 @@ class Metrics:
         lines = [
             f"{format_count(len(self.workers), 'worker')} received"
             f" {format_bytes(self.bytes_received)} from each other,"
-            f" {predicted};"
-            f" {format_count(self.tasks, 'task')}, {self.placed:,} placed"
+            f" {predicted}; {format_count(self.tasks, 'task')},"
+            f" {self.placed:,} of them on a worker chosen by dasktile"
         ]
         if self.bytes_spilled:
             prefetched = sum(counts.prefetched for counts in self._all())
@@ -352,15 +352,18 @@ class Metrics:
     def _tables(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, ...]], int]]:
         """For each table: titles, the rows that are printed, and the number of all rows."""
         layers = self._shown_layers()
+        # after `compute`, workers hold nothing
+        is_held = any(counts.tiles for counts in self.layers.values())
+        is_held = is_held or any(counts.tiles for counts in self._all())
+        held = ("tiles", "held") if is_held else ()
         yield (
-            ("row" if self.rows else "layer", "predicted", "received", "tiles", "held"),
+            ("row" if self.rows else "layer", "predicted", "received", *held),
             [
                 (
                     name,
                     format_bytes(layer.predicted),
                     format_bytes(layer.received),
-                    f"{layer.tiles:,}",
-                    format_bytes(layer.held),
+                    *((f"{layer.tiles:,}", format_bytes(layer.held)) if is_held else ()),
                 )
                 for name, layer in layers[:_MAX_ROWS]
             ],
@@ -369,14 +372,13 @@ class Metrics:
         shown = list(self.workers.items())[:_MAX_ROWS]
         left = [(self._left_workers(), self.of_left)] if self.left else []
         yield (
-            ("worker", "tasks", "received", "tiles", "held"),
+            ("worker", "tasks", "received", *held),
             [
                 (
                     address,
                     f"{counts.tasks:,}",
                     format_bytes(counts.received),
-                    f"{counts.tiles:,}",
-                    format_bytes(counts.held),
+                    *((f"{counts.tiles:,}", format_bytes(counts.held)) if is_held else ()),
                 )
                 for address, counts in shown + left
             ],

@@ -62,8 +62,9 @@ class TooManyTasksError(MemoryLimitError):
         return (
             f"memory_limit of {format_limit(self.limit)} makes {least}{self.tasks:,} tasks instead"
             f" of {self.before:,}, and at most {most_tasks(self.before, self.allowed):,.0f} are"
-            f" allowed. Give a larger limit{larger}, or allow more than {self.allowed:g} tasks for"
-            " each of the input's by the setting dasktile.tiling.many-tasks"
+            f" allowed: {self.allowed:g} for each of the input's, or {FEW_TASKS:,} if that is more."
+            f" Give a larger limit{larger}, or set dasktile.tiling.many-tasks to more than"
+            f" {self.allowed:g}"
         )
 
     def with_larger(self, larger: str) -> TooManyTasksError:

@@ -466,7 +466,14 @@ class TestRegistry:
         assert not last(x.rechunk((6, 2)).map_blocks(centred))[0].pinned
         register_kernel(centred, whole_axes=1)
         assert last(x.rechunk((2, 8)).map_blocks(centred))[0].pinned
-        for halo, pinned in (({0: 1, 1: 2}, False), ({0: 2, 1: 2}, False), ({0: 1, 1: 1}, True)):
+        cases = (
+            ({0: 1, 1: 2}, False),
+            ({0: 2, 1: 2}, False),
+            ({0: 1, 1: 1}, True),
+            (2, False),
+            (1, True),
+        )
+        for halo, pinned in cases:
             register_kernel(smooth, halo=halo)
             y = x.rechunk((3, 4)).map_overlap(smooth, depth=2, boundary="none", dtype=float)
             assert last(y)[0].pinned == pinned
@@ -514,9 +521,13 @@ class TestRegistry:
         def smooth(block: np.ndarray) -> np.ndarray:
             return block
 
-        register_kernel(smooth, halo={0: 2})
+        register_kernel(smooth, halo={0: 2, -1: 1})
         use = lookup(smooth)
-        assert use is not None and use.halo == {0: 2}
+        assert use is not None and use.halo == {0: 2, -1: 1}
+        assert use.depths(3) == {0: 2, 2: 1} and use.depths(1) is None
+        register_kernel(smooth, halo=2)
+        use = lookup(cloudpickle.loads(cloudpickle.dumps(smooth)))
+        assert use is not None and use.depths(2) == {0: 2, 1: 2}
 
     def test_wrong_arguments(self) -> None:
         with pytest.raises(TypeError, match="callable"):
@@ -527,6 +538,8 @@ class TestRegistry:
             register_kernel(np.sort, elementwise=True, whole_axes=0)
         with pytest.raises(ValueError, match="negative"):
             register_kernel(np.sort, halo={0: -1})
+        with pytest.raises(ValueError, match="negative"):
+            register_kernel(np.sort, halo=-1)
         with pytest.raises(ValueError, match=r"whole_axes must be different axes, got \[1, 1\]"):
             register_kernel(np.sort, whole_axes=[1, 1])
         for wrong in (1, None, "yes", np.True_):
@@ -535,8 +548,8 @@ class TestRegistry:
         for axes in ("0", 1.0, None, [0, "1"], True, {0: 1}):
             with pytest.raises(TypeError, match="whole_axes must be an integer or several"):
                 register_kernel(np.sort, whole_axes=axes)  # type: ignore[arg-type]
-        for halo in (2, [1], {0: 1.5}, {"x": 1}, {0: True}):
-            with pytest.raises(TypeError, match="halo must be a dict of integers"):
+        for halo in ("2", [1], 1.5, True, {0: 1.5}, {"x": 1}, {0: True}):
+            with pytest.raises(TypeError, match="halo must be an integer, or a dict of integers"):
                 register_kernel(np.sort, halo=halo)  # type: ignore[arg-type]
         assert lookup(np.sort) is None
 

@@ -143,10 +143,8 @@ def _stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
     if task is None or use is None or use.whole_axes:
         return None
     ndim = len(new.shape)
-    halo = {axis % ndim: depth for axis, depth in use.halo.items() if -ndim <= axis < ndim}
-    if len(halo) != len(use.halo):
-        return None
-    if any(min(depths[axis]) < depth for axis, depth in halo.items()):
+    halo = use.depths(ndim)
+    if halo is None or any(min(depths[axis]) < depth for axis, depth in halo.items()):
         return None  # the result depends on the chunks
     old = _extended(view, new, block[0], trimming)
     if old is None:
@@ -235,13 +233,17 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
             # the layers of one call have one reason
             trimmed = next((r for r in _readers(view, applied) if _trims(view, r, applied)), "")
             trimming = read_trim(view, trimmed) if trimmed else None
-        if trimming is not None and _is_deep(trimming, use.halo):
+        if trimming is not None and _is_deep(trimming, use):
             declined = _stencil(view, trimmed)
             if isinstance(declined, NotRecognised):
                 return declined
             reason = f"there is no rule for {title} in map_overlap with these arguments"
         else:
-            halo = ", ".join(f"{depth} along axis {axis}" for axis, depth in use.halo.items())
+            halo = (
+                f"{use.halo} along every axis"
+                if isinstance(use.halo, int)
+                else ", ".join(f"{depth} along axis {axis}" for axis, depth in use.halo.items())
+            )
             reason = (
                 f"{title} in map_overlap reads neighbours ({halo}): depth must be at least that,"
                 " with trim=True"
@@ -255,13 +257,11 @@ def _trims(view: GraphView, name: str, applied: str) -> bool:
     return trimming is not None and trimming[2] == applied
 
 
-def _is_deep(trimming: Trimming, halo: Mapping[int, int]) -> bool:
+def _is_deep(trimming: Trimming, use: KernelUse) -> bool:
     """Whether as many neighbours are exchanged as a function reads."""
     depths = trimming[0]
-    return all(
-        -len(depths) <= axis < len(depths) and min(depths[axis]) >= depth
-        for axis, depth in halo.items()
-    )
+    halo = use.depths(len(depths))
+    return halo is not None and all(min(depths[axis]) >= depth for axis, depth in halo.items())
 
 
 def _readers(view: GraphView, name: str) -> list[str]:

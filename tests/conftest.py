@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dask
@@ -44,9 +44,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--scaling-seconds", type=float, default=60, help="how long a cluster is scaled in a test"
     )
+    parser.addoption(
+        "--cases", type=int, metavar="N", help="of a test with more cases, run N, evenly spaced"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("--cases")
+    if most:
+        sample = some_cases(items, most)
+        config.hook.pytest_deselected(items=[item for item in items if item not in sample])
+        items[:] = [item for item in items if item in sample]
     skips = {}
     if not config.getoption("--runslow"):
         skips["slow"] = pytest.mark.skip(reason="slow: run with --runslow")
@@ -56,6 +64,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, skip in skips.items():
             if item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+def some_cases(items: Sequence[pytest.Item], most: int) -> set[pytest.Item]:
+    """The tests, and of each test with more cases, as many as given, the first among them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {
+        several[number * len(several) // min(most, len(several))]
+        for several in cases.values()
+        for number in range(min(most, len(several)))
+    }
 
 
 def pytest_collection_finish() -> None:

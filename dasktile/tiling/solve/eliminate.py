@@ -67,13 +67,15 @@ def solve(
 def _solved(
     problem: Problem, width_budget: int, prove: bool, limits: SolverLimits, order: Sequence[int]
 ) -> Solution:
-    best = _eliminated(problem, width_budget, limits, order)
-    if best.exact or not prove:
-        return best
+    if not prove or not _is_split(problem, width_budget, order):
+        return _eliminated(problem, width_budget, limits, order)
     fewer = pruned(problem)
-    if any(len(left) < len(costs) for left, costs in zip(fewer.left, problem.unary, strict=True)):
-        reduced = _eliminated(fewer.problem, width_budget, limits)
-        best = _better(best, replace(reduced, states=fewer.restored(reduced.states)))
+    reduced = _eliminated(fewer.problem, width_budget, limits)
+    reduced = replace(reduced, states=fewer.restored(reduced.states))
+    if reduced.exact:
+        return reduced
+    # from other tables, descent may reach a better assignment
+    best = _better(_eliminated(problem, width_budget, limits, order), reduced)
     if best.exact:
         return best
     start = [
@@ -84,6 +86,31 @@ def _solved(
     if program is None:
         return best
     return _better(best, replace(program, states=fewer.restored(program.states)))
+
+
+def _is_split(problem: Problem, width_budget: int, order: Sequence[int]) -> bool:
+    """Whether a table of the elimination may exceed the budget."""
+    counts = [len(costs) for costs in problem.unary]
+    neighbours = _neighbours(problem)
+    for variable in order:
+        around = neighbours[variable]
+        size = counts[variable] * math.prod(counts[other] for other in around)
+        # the table of two variables is there already
+        if len(around) > 1 and size > width_budget:
+            return True
+        for other in around:
+            neighbours[other] |= around
+            neighbours[other] -= {variable, other}
+    return False
+
+
+def _neighbours(problem: Problem) -> list[set[int]]:
+    """For every variable, those with which it has a table."""
+    neighbours: list[set[int]] = [set() for _ in problem.unary]
+    for i, j in problem.pairwise:
+        neighbours[i].add(j)
+        neighbours[j].add(i)
+    return neighbours
 
 
 def _better(first: Solution, second: Solution) -> Solution:
@@ -147,10 +174,7 @@ def _elimination_order(problem: Problem, limits: SolverLimits) -> list[int]:
     """
     counts = [len(costs) for costs in problem.unary]
     count = len(counts)
-    neighbours: list[set[int]] = [set() for _ in range(count)]
-    for i, j in problem.pairwise:
-        neighbours[i].add(j)
-        neighbours[j].add(i)
+    neighbours = _neighbours(problem)
 
     def score(variable: int) -> tuple[int, float, int]:
         around = neighbours[variable]

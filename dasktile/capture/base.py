@@ -19,6 +19,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
+from dasktile.capture.overlaps import heads_of_overlap
 from dasktile.capture.references import Key, Keys, head_of, read_by, references, tasks_of
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
@@ -264,7 +265,10 @@ class GraphView:
     def heads(self, name: str) -> frozenset[Any]:
         """The first items of the keys of a layer: usually only its name."""
         if name not in self._heads:
-            self._heads[name] = frozenset(map(head_of, tasks_of(self.layers[name])))
+            layer = self.layers[name]
+            # the tasks of overlaps need not be written
+            known = heads_of_overlap(name, layer)
+            self._heads[name] = frozenset(known or map(head_of, tasks_of(layer)))
         return self._heads[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:

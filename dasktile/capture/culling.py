@@ -19,7 +19,8 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode
-from dasktile.capture.base import Captured
+from dasktile.capture.base import Captured, GraphView
+from dasktile.capture.overlaps import Overlap, heads_of_overlap, read_overlap
 from dasktile.capture.references import head_of, is_block, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
@@ -121,14 +122,14 @@ def needed_reads(
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
         return
-    others: set[Any] = set()
-    if any(_is_legacy(graph.layers[name]) for name in followed):
+    others: Any = ()
+    if any(_is_legacy(name, graph.layers[name]) for name in followed):
         # in tasks written as tuples, only an existing key is a dependency
-        others = graph.get_all_external_keys()
+        others = GraphView(graph).keys(graph.layers)
     order = TopologicalSorter({name: graph.dependencies.get(name, ()) for name in graph.layers})
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
-        reads = _reads(layer, pending.of(layer), others)
+        reads = _reads(name, layer, pending.of(name, layer), others)
         inputs = {key for dependencies in reads.values() for key in dependencies}
         pending.add(inputs)
         pending.remove(reads)
@@ -150,24 +151,36 @@ class _Pending:
         for key in keys:
             self._by_head[head_of(key)].discard(key)
 
-    def of(self, layer: Layer) -> list[Any]:
+    def of(self, name: str, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""
         if isinstance(layer, Blockwise):
             return list(self._by_head.get(layer.output, ()))
-        heads = dict.fromkeys(map(head_of, tasks_of(layer)))
+        known = _overlap(name, layer)
+        heads = known[1] if known else dict.fromkeys(map(head_of, tasks_of(layer)))
         return [key for head in heads for key in self._by_head.get(head, ())]
 
 
-def _is_legacy(layer: Layer) -> bool:
-    # this would generate all tasks of a Blockwise layer
-    return not isinstance(layer, Blockwise) and layer.has_legacy_tasks
+def _overlap(name: str, layer: Layer) -> tuple[Overlap, tuple[str, str]] | None:
+    """What a layer of overlaps computes, and the heads of its keys; None for other layers."""
+    overlap, heads = read_overlap(layer), heads_of_overlap(name, layer)
+    return None if overlap is None or heads is None else (overlap, heads)
 
 
-def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any, Set[Any]]:
+def _is_legacy(name: str, layer: Layer) -> bool:
+    # this would generate all tasks of a Blockwise layer, and of overlaps
+    if isinstance(layer, Blockwise) or _overlap(name, layer):
+        return False
+    return bool(layer.has_legacy_tasks)
+
+
+def _reads(name: str, layer: Layer, keys: Collection[Any], others: Any) -> Mapping[Any, Set[Any]]:
     """For every task of a layer that one of the keys depends on, the keys that it reads."""
     if isinstance(layer, Blockwise):
         own = {key for key in keys if isinstance(key, tuple)}
         return layer.cull(own, others)[1] if own else {}
+    if known := _overlap(name, layer):
+        overlap, heads = known
+        return overlap.reads(heads, keys)
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
     tasks = tasks_of(layer)

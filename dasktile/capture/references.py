@@ -20,6 +20,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
+from dasktile.capture.overlaps import heads_of_overlap
 
 Key = Any
 
@@ -120,8 +121,8 @@ class Keys:
         For every layer that is not Blockwise, the heads of its keys.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], heads: Mapping[str, Iterable[Any]]) -> None:
-        #: A lookup in a Blockwise layer itself would generate all its tasks.
+    def __init__(self, layers: Mapping[str, Any], heads: Mapping[str, Iterable[Any]]) -> None:
+        #: A lookup in such a layer itself, or in one of overlaps, would generate all its tasks.
         self._blockwise: dict[Any, Blockwise] = {}
         self._numblocks: dict[Any, tuple[int, ...]] = {}
         #: The names of all other layers, by the heads of their keys.
@@ -132,8 +133,12 @@ class Keys:
                 dims = layer.dims
                 self._blockwise[name] = layer
                 self._numblocks[name] = tuple(dims[symbol] for symbol in layer.output_indices)
-            else:
-                for head in heads[name]:
+                continue
+            overlap = heads_of_overlap(name, layer)
+            if overlap is not None:
+                self._numblocks[overlap[0]] = tuple(layer.numblocks)
+            for head in heads[name]:
+                if overlap is None or head != overlap[0]:
                     self._others.setdefault(head, []).append(name)
 
     def __contains__(self, key: Key) -> bool:
@@ -143,9 +148,10 @@ class Keys:
         """The layer that contains a key, or None."""
         try:
             head = head_of(key)
-            layer = self._blockwise.get(head)
-            if layer is not None and is_block(key, head, self._numblocks[head]):
-                blocks = layer.output_blocks
+            numblocks = self._numblocks.get(head)
+            if numblocks is not None and is_block(key, head, numblocks):
+                layer = self._blockwise.get(head)
+                blocks = None if layer is None else layer.output_blocks
                 if blocks is None or tuple(key[1:]) in blocks:
                     return str(head)
             for name in self._others.get(head, ()):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from dasktile._compat.dask import ArrayOverlapLayer
+from dasktile.capture.overlaps import read_overlap
 
 
 def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
@@ -21,11 +20,16 @@ def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
     names
         Names of the arrays.
     """
-    # other layers do not know their length, or estimate it
-    return sum(
-        len(layer if isinstance(layer, (Blockwise, MaterializedLayer)) else dict(layer))
-        for layer in _layers(graph, names)
-    )
+    count = 0
+    for layer in _layers(graph, names):
+        if isinstance(layer, (Blockwise, MaterializedLayer)):
+            count += len(layer)
+        elif (overlap := read_overlap(layer)) is not None:
+            count += overlap.tasks
+        else:
+            # it does not know its length, or estimates it
+            count += len(dict(layer))
+    return count
 
 
 def least_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
@@ -42,8 +46,8 @@ def least_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
     for layer in _layers(graph, names):
         if isinstance(layer, (Blockwise, MaterializedLayer)) or layer.is_materialized():
             count += len(layer)
-        elif isinstance(layer, ArrayOverlapLayer):
-            count += math.prod(layer.numblocks)  # one task that joins each block at least
+        elif (overlap := read_overlap(layer)) is not None:
+            count += overlap.tasks
     return count
 
 

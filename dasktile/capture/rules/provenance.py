@@ -9,14 +9,18 @@ Positions are ranges where possible, so that the time does not depend on the siz
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import M
 
 from dasktile._compat.dask import (
+    ArrayOverlapLayer,
     DataNode,
     Dict,
     GraphNode,
@@ -34,11 +38,17 @@ from dasktile._compat.dask import (
     shuffle_getitem,
 )
 from dasktile.capture.base import ArrayInfo, GraphView
+from dasktile.capture.overlaps import Overlap, read_overlap
 from dasktile.capture.references import Key, head_of, is_block, reference
 from dasktile.ir import bounds
 
 #: Types of integers; a check against the abstract class is much slower.
 INTEGERS = (int, np.integer)
+
+_SLICES = frozenset({slice})
+
+#: Types of arguments that are no tasks, nor references to them, nor contain any.
+_PLAIN = frozenset({slice, int, tuple, str, type(None), bool, float})
 
 #: Positions along one axis of a source array.
 Positions = range | np.ndarray[Any, np.dtype[np.int64]]
@@ -135,6 +145,17 @@ def _block(value: Any) -> TracedBlock:
 def _getitem(block: Any, index: Any) -> Any:
     if not isinstance(block, TracedBlock):
         raise UnknownFunction("an index into a value that is not an array")
+    if (
+        type(index) is tuple
+        and len(index) == len(block.axes)
+        and _SLICES.issuperset(map(type, index))
+    ):
+        # by far the most
+        cut = [
+            _picked(axis, axis.positions[entry])
+            for axis, entry in zip(block.axes, index, strict=True)
+        ]
+        return TracedBlock(block.name, tuple(cut), block.fixed)
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
     ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
@@ -176,7 +197,8 @@ def _mixed(entries: Sequence[Any]) -> bool:
 
 
 def _picked(axis: TracedAxis, index: Positions) -> TracedAxis:
-    return TracedAxis(axis.source, index if axis.source is not None else range(len(index)))
+    source = axis.source
+    return TracedAxis(source, index if source is not None else range(len(index)))
 
 
 def _taken(axis: TracedAxis, entry: Any) -> TracedAxis:
@@ -360,12 +382,20 @@ class Trace:
         The graph.
     names
         The layers, which are traced together: positions are those in the arrays that they read.
+    by_tasks
+        Whether to run the tasks of overlaps, too, which takes long, instead of reading off their
+        layers what they compute.
     """
 
-    def __init__(self, view: GraphView, *names: str):
+    def __init__(self, view: GraphView, *names: str, by_tasks: bool = False):
         self.tasks: dict[Key, GraphNode] = {}
+        self._overlaps: dict[Any, Overlap] = {}
         for name in names:
-            self.tasks.update(view.tasks(name))
+            overlap = None if by_tasks else _overlap(view, name)
+            if overlap is None:
+                self.tasks.update(view.tasks(name))
+            else:
+                self._overlaps[name] = overlap
         reads = dict.fromkeys(read for name in names for read in view.dependencies(name))
         self._arrays = {
             name: info
@@ -395,6 +425,14 @@ class Trace:
         return info if info is not None and is_block(key, info.name, info.numblocks) else None
 
     def _source(self, key: Key) -> TracedBlock:
+        overlap = self._overlaps.get(head_of(key))
+        if overlap is not None:
+            if not is_block(key, head_of(key), [len(edges) - 1 for edges in overlap.edges]):
+                raise UnknownFunction("a key that is not a block of an overlap")
+            extended = overlap.positions(key[1:])
+            return TracedBlock(
+                overlap.array, tuple(itertools.starmap(TracedAxis, enumerate(extended)))
+            )
         info = self.source(key)
         if info is None:
             raise UnknownFunction("a key that is not a block of an array")
@@ -408,7 +446,7 @@ class Trace:
         return TracedBlock(info.name, axes)
 
     def _run(self, node: Any) -> Any:
-        if not isinstance(node, (GraphNode, TaskRef)):
+        if type(node) in _PLAIN or not isinstance(node, (GraphNode, TaskRef)):
             return node
         if (key := reference(node)) is not None:
             return self.block(key)
@@ -430,6 +468,43 @@ class Trace:
             return move(*arguments, **words)
         except (TypeError, ValueError, IndexError) as error:
             raise UnknownFunction(f"arguments of an unsupported form: {error}") from error
+
+
+def _overlap(view: GraphView, name: str) -> Overlap | None:
+    """What a layer of overlaps computes, if that is read off it as from the installed Dask's."""
+    reads = view.dependencies(name)
+    array = view.array(reads[0]) if len(reads) == 1 else None
+    overlap = read_overlap(view.layers[name])
+    if array is None or overlap is None or overlap.array != array.name:
+        return None
+    is_of_array = overlap.edges == tuple(map(bounds, array.chunks))
+    return overlap if is_of_array and _overlaps_are_known() else None
+
+
+@cache
+def _overlaps_are_known() -> bool:
+    """Whether the tasks of Dask's layers of overlaps compute what is read off these layers."""
+    chunks = ((2, 3, 1), (2, 2))
+    blocks = {("x", *place): None for place in np.ndindex(3, 2)}
+    try:
+        layer = ArrayOverlapLayer("x", {0: (2, 1), 1: 1}, chunks, (3, 2), "known")
+        graph = HighLevelGraph(
+            {
+                "x": MaterializedLayer({key: DataNode(key, None) for key in blocks}),
+                "overlap-known": layer,
+            },
+            {"x": set(), "overlap-known": {"x"}},
+        )
+        view = GraphView(graph, {"x": ArrayInfo("x", (6, 4), np.dtype(float), chunks)})
+        by_tasks = Trace(view, "overlap-known", by_tasks=True)
+        overlap = read_overlap(layer)
+        return overlap is not None and all(
+            tuple(axis.positions for axis in by_tasks.block(("overlap-known", *place)).axes)
+            == overlap.positions(place)
+            for _, *place in blocks
+        )
+    except Exception:
+        return False
 
 
 def move_of(function: Any) -> Callable[..., Any] | None:

@@ -163,7 +163,7 @@ def price(
     costs = Costs(space)
     states = get("auto").choose(costs, settings, TIE).states
     moved = sum(costs.moved(states))
-    busiest = float(max(costs.loads(states)))
+    busiest = float(costs.loads(states).sum(axis=0).max())
     seconds = busiest / settings.work_per_second / threads
     operations = _operations(path, inputs, output, sizes)
     total = moved + seconds * settings.bytes_per_second * mesh.workers

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from graphlib import TopologicalSorter
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
     most
         Number of tasks beyond which no more are counted.
     """
+    if _has_more(keys, most):
+        return most + 1
     count = 0
     for _, reads, inputs in needed_reads(graph, keys):
         count += len(reads)
@@ -95,6 +98,8 @@ def least_run(graph: HighLevelGraph, keys: Any, most: int) -> int:
     most
         Number of tasks beyond which no more are counted.
     """
+    if _has_more(keys, most):
+        return most + 1
     count = 0
     for _, reads, _ in needed_reads(graph, keys):
         alone = Counter(next(iter(each)) for each in reads.values() if len(each) == 1)
@@ -102,6 +107,12 @@ def least_run(graph: HighLevelGraph, keys: Any, most: int) -> int:
         if count > most:
             return most + 1
     return count
+
+
+def _has_more(keys: Any, most: int) -> bool:
+    """Whether there are more wanted keys than a number; each has a task that runs."""
+    seen = set(islice(flatten([keys]), most + 1))
+    return len(seen) > most
 
 
 def needed_reads(

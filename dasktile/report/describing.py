@@ -277,7 +277,8 @@ def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chu
 
 def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
     """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
-    if plan.tiled is None:
+    # with more positions than workers, they are no sums of one number for each axis
+    if plan.tiled is None or math.prod(plan.tiled.mesh) > plan.workers:
         return ()
     tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
     if final.get(index, tiling.chunks) != tiling.chunks:

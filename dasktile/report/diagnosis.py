@@ -28,6 +28,9 @@ _LEGEND = (
 #: Why a run is not predicted, where its explanation does not say so.
 _NO_RUN = "its run is not simulated"
 
+#: The prefix of the key of a task of each P2P shuffle.
+_P2P = "shuffle-barrier"
+
 #: The prefix of the keys of tasks that join a result on one worker: see `joins_blocks`.
 _JOINS = "finalize-hlgfinalizecompute"
 
@@ -291,6 +294,10 @@ class Diagnosis:
             lines.append(
                 f"dask.compute joined {results} on a worker, which receives the blocks: these bytes"
                 " are measured and not predicted; dasktile.compute joins in the client"
+            )
+        if _P2P in self.operations:
+            lines.append(
+                "bytes that Dask's P2P shuffles send outside of tasks are not counted in received"
             )
         if self.pending:
             lines.append(

@@ -148,7 +148,7 @@ class Explanation(PlanReport):
     def __str__(self) -> str:
         if len(self.nodes) <= _OPEN_ROWS:
             return self.text()
-        return f"{self.text(largest=_MOST_ROWS)}\n\n.text() shows all arrays"
+        return f"{self.text(largest=_MOST_ROWS)}\n\nexplain(...).text() has all arrays"
 
     def __repr__(self) -> str:
         arrays, workers = len(self.nodes), self.workers

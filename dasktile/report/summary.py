@@ -43,6 +43,8 @@ def summary(plan: PlanReport) -> list[str]:
     if not plan.nodes:
         return [plan.verdict]
     lines = _head(plan)
+    if gain := _kept(plan):
+        lines.append(gain)
     if shared := shared_processes(plan):
         lines.append(shared)
     if fewer := _fewer(plan):
@@ -78,20 +80,45 @@ def summary(plan: PlanReport) -> list[str]:
     if plan.peak_after is not None and plan.results_after is not None:
         lines.append(_memory(plan, plan.peak_after, plan.results_after))
     if plan.joined >= LARGE:
+        received = ""
+        if plan.workers > 1:
+            more = plan.joined * (plan.workers - 1) // plan.workers
+            received = f", which receives about {format_bytes(more)} more for it"
         lines.append(
-            f"dask.compute joins a result of {format_bytes(plan.joined)} on one worker,"
-            " dasktile.compute in the client"
+            f"dask.compute joins a result of {format_bytes(plan.joined)} on one worker{received};"
+            " dasktile.compute joins it in the client"
         )
-    if plan.has_plan and plan.balance_before > max(_UNEVEN, plan.balance_after):
+    if plan.has_plan and max(plan.balance_before, plan.balance_after) > _UNEVEN:
         lines.append(
             f"the busiest worker does {plan.balance_after:.1f} times the mean work"
-            f" instead of {plan.balance_before:.1f}"
+            + _instead_of(plan.balance_before, plan.balance_after)
         )
     if plan.seconds_before is not None and plan.seconds_after is not None:
         after, before = format_seconds(plan.seconds_after), format_seconds(plan.seconds_before)
         instead = f" instead of {before}" if plan.has_plan and after != before else ""
         lines.append(f"predicted run time: about {after}{instead}")
     return lines
+
+
+def _kept(plan: PlanReport) -> str:
+    """What a plan changes in which all arrays keep their chunks; empty for others."""
+    if not plan.has_plan or any(node.chunks_before != node.chunks_after for node in plan.nodes):
+        return ""
+    changes = []
+    if plan.workers > 1 and plan.received_after is not None:
+        changes.append("tasks run where most of what they read is")
+    if plan.bundle:
+        changes.append("one task runs several blocks")
+    if not changes:
+        return ""
+    return f"all arrays keep their chunks; what the plan changes: {', and '.join(changes)}"
+
+
+def _instead_of(before: float, after: float) -> str:
+    """The unevenness of the work before, in words."""
+    if f"{before:.1f}" == f"{after:.1f}":
+        return ", as with the input's chunks"
+    return f" instead of {before:.1f}"
 
 
 def shared_processes(plan: PlanReport) -> str:

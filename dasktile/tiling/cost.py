@@ -243,22 +243,21 @@ class Costs:
         return extras
 
     def loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Operations of every worker under an assignment."""
-        total = np.zeros(self.space.mesh.workers)
+        """Operations of every worker for every node under an assignment: (nodes, workers)."""
+        loads = np.zeros((len(self.space.program.nodes), self.space.mesh.workers))
         for index, variable in enumerate(self.space.variables):
             if not variable.keep:
                 node = self.space.program.nodes[variable.node]
                 boxes = len(variable.options) - len(variable.followed)
                 if states[index] >= boxes:
-                    total += variable.followed[states[index] - boxes].work.volume() * effort(
-                        node, self._model
-                    )
+                    volume = variable.followed[states[index] - boxes].work.volume()
+                    loads[variable.node] += volume * effort(node, self._model)
                     continue
                 state = np.array([states[index]])
                 box = Boxes(variable.work.lo[state], variable.work.hi[state],
                             variable.work.active[state])  # fmt: skip
-                total += box.volume()[0] * effort(node, self._model)
-        return total
+                loads[variable.node] += box.volume()[0] * effort(node, self._model)
+        return loads
 
     def _least_saved(self, root: Node) -> float:
         """Bytes that are saved at least where a stored array keeps its chunks to be read by them.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from dasktile.ir import Chunks, Kind, Program, TiledProgram, bounds, workers_of_positions
 from dasktile.tiling.candidates import Space
@@ -214,26 +215,32 @@ class MeshPlanner:
                 self._read(index, tiling.chunks) for index, tiling in enumerate(local.tilings)
             ),
             tasks=local.tasks,
-            loads=self._loads(states),
+            loads=tuple(self.node_loads(states).sum(axis=0).tolist()),
             peak=local.peak,
             spilled=self._spilled,
             joined=local.joined,
             handed=self.costs.handed(states),
         )
 
-    def _loads(self, states: Sequence[int]) -> tuple[float, ...]:
-        """Operations of every worker; of a mesh with more positions, some workers have several."""
+    def node_loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Operations of every worker for every node: (nodes, workers), idle workers last.
+
+        Of a mesh with more positions, some workers have several.
+        """
         loads, positions = self.costs.loads(states), self.mesh.workers
         if positions <= self.workers:
-            return (*loads.tolist(), *(0.0,) * self.idle)
-        return tuple(np.bincount(workers_of_positions(positions, self.workers), loads).tolist())
+            return np.pad(loads, ((0, 0), (0, self.idle)))
+        on_workers = np.zeros((len(loads), self.workers))
+        for position, worker in enumerate(workers_of_positions(positions, self.workers)):
+            on_workers[:, worker] += loads[:, position]
+        return on_workers
 
     @cached_property
     def _spilled(self) -> int:
         """Bytes spilled and read back because arrays are held from one pass to the next."""
         if self.room is None:
             return 0
-        return spilled_bytes(self.program, self.room * self.mesh.workers)
+        return spilled_bytes(self.program, self.room * min(self.mesh.workers, self.workers))
 
     def _read(self, index: int, chunks: Chunks) -> int:
         """Bytes read from storage for a node; a stored chunk that is cut is read several times."""

@@ -17,6 +17,7 @@ from dasktile.tiling.acceptance import (
 from dasktile.tiling.candidates import reads_unknown_blocks
 from dasktile.tiling.local import MemoryLimitError
 from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
+from dasktile.tiling.mesh_of_blocks import on_mesh_of_blocks
 from dasktile.tiling.mesh_planner import Candidate, MeshPlanner, SearchTables
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.plan import RETILED, Price, TilingPlan
@@ -107,6 +108,8 @@ def tile(
     )
     name = method if isinstance(method, str) else method.choose.__name__
     before = unchanged.own_chunks()
+    if workers <= MAX_WORKERS:
+        before = on_mesh_of_blocks(unchanged, before)
     if method == "none" or keep:
         return _plan(unchanged, name, before, before, keep or "method 'none'")
     chosen = get(method) if isinstance(method, str) else method

@@ -92,10 +92,10 @@ def test_tasks_are_run_where_the_installed_dask_is_not_known(
         return da.lib.stride_tricks.sliding_window_view(x, 4, axis=0).sum(axis=-1)
 
     assert provenance._overlaps_are_known()
-    read_off = capture(windows()).program
+    read_off = capture([windows()]).program
     with monkeypatch.context() as patch:
         patch.setattr(provenance, "_overlaps_are_known", lambda: False)
-        run = capture(windows()).program
+        run = capture([windows()]).program
     ops = [[(node.op, node.shape, node.edges) for node in each.nodes] for each in (read_off, run)]
     assert ops[0] == ops[1]
     assert "sliding_window_view" in [node.op for node in run.nodes]

@@ -460,5 +460,5 @@ def test_print_shows_the_rows_that_move_most_of_a_large_graph() -> None:
     large = replace(explanation, nodes=explanation.nodes * 20)
     table = str(large).split("\n\n")[1].splitlines()
     assert table[-1] == "and 40 more arrays" and len(table) == 3 + 2 * 20 + 1
-    assert str(large).endswith("\n\n.text() shows all arrays")
+    assert str(large).endswith("\n\nexplain(...).text() has all arrays")
     assert "more arrays" not in large.text() and ".text()" not in str(explanation)

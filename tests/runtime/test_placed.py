@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.sized import Sized, sized
-from dasktile import api, prediction
+from dasktile import api, choice, prediction
 from dasktile.capture.highlevel import capture
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
@@ -31,7 +33,7 @@ from dasktile.schedule.placement import (
 )
 from dasktile.tiling.fewer import fewer_workers
 from dasktile.tiling.grid import split
-from tests.support import random_chunks
+from tests.support import opaque, random_chunks
 from tests.traffic import traffic
 
 #: Settings under which rewriting pays for small arrays.
@@ -436,6 +438,23 @@ def test_a_mesh_is_laid_over_any_number_of_workers(places, workers):
     assert table == tuple(names[place * workers // places] for place in range(places))
     if workers <= places:
         assert set(table) == set(names)
+
+
+@pytest.mark.parametrize(("workers", "blocks"), [(3, (2, 4)), (5, (2, 2)), (7, (3, 3))])
+def test_few_blocks_are_divided_evenly(workers, blocks, cluster, monkeypatch):
+    monkeypatch.setattr(choice, "MOST_SMALL", 0)
+    there = cluster(workers)
+    x = da.random.default_rng(0).random((800, 4 * blocks[0], 4 * blocks[1]), chunks=(50, 4, 4))
+    y = x.rechunk((800, 4, 4)).map_blocks(opaque, dtype=float)
+    for array in (y, y.sum(axis=0), y.mean()):
+        predicted, moved = honest([array], there)
+        assert abs(predicted - moved) <= SMALL
+    # also after a worker has left, or one has joined
+    for count in (workers, workers - 1, workers + 1):
+        homes = Homes(list(map(str, range(count)))).layer(dasktile.optimize(y).name)
+        shares = Counter(map(homes.home, np.ndindex(y.numblocks)))
+        most = -(-math.prod(blocks) // count)
+        assert max(shares.values()) <= most + (count != workers)
 
 
 def test_a_plan_does_not_move_more_persisted_blocks_than_dask(cluster, monkeypatch):

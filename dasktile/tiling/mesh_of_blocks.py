@@ -1,0 +1,94 @@
+"""Meshes with other numbers of positions than workers, for blocks that keep their chunks.
+
+Few blocks along an axis are divided unevenly: of 2 x 4 blocks, three workers get 4, 2 and 2, or 4,
+0 and 4.  On a mesh of 2 x 4 positions, of which each worker has two or three that are neighbours,
+they get 3, 3 and 2.  Of 2 x 2 blocks, two of five workers get two each; on a mesh of 2 x 2
+positions, four of them get one each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dasktile.ir import Program
+from dasktile.tiling.mesh import MAX_AXES, Mesh
+from dasktile.tiling.mesh_planner import Candidate, MeshPlanner
+
+#: Positions for each worker at the most (chosen: each has bundles of its own, and of more blocks,
+#: workers have about equal shares).
+MOST_POSITIONS = 8
+
+#: Meshes that are tried at the most (chosen: each is a search).
+MOST_TRIED = 3
+
+#: Bytes that are moved on such a mesh at the most (chosen).  They are counted between positions,
+#: also between two of one worker, and should be what workers receive.
+LITTLE_MOVED = 2**16
+
+#: Unevenness up to which no other mesh is tried, and unevenness on a mesh over that on the workers'
+#: own, up to which it is used (chosen).
+EVEN, EVENER = 1.1, 0.95
+
+
+def meshes_of_blocks(program: Program, workers: int) -> list[tuple[int, ...]]:
+    """Meshes with a position for each block of some array, the fewest positions first.
+
+    Where these are too many, neighbouring blocks have one position.
+
+    Parameters
+    ----------
+    program
+        The program.
+    workers
+        Number of workers.
+    """
+    shapes: dict[tuple[int, ...], None] = {}
+    for node in program.nodes:
+        counts = [len(sizes) for sizes in node.chunks if len(sizes) > 1]
+        # along one axis, blocks are divided as evenly as possible
+        if not 1 < len(counts) <= MAX_AXES:
+            continue
+        while math.prod(counts) > MOST_POSITIONS * workers:
+            longest = counts.index(max(counts))
+            counts[longest] = -(-counts[longest] // 2)
+        # tasks do not run where they are planned if half of the workers would be idle
+        if math.prod(counts) != workers and 2 * math.prod(counts) > workers:
+            shapes[tuple(counts)] = None
+    return sorted(shapes, key=math.prod)[:MOST_TRIED]
+
+
+def on_mesh_of_blocks(unchanged: MeshPlanner, before: Candidate) -> Candidate:
+    """The input's own chunks on the mesh on which work is the most even.
+
+    Parameters
+    ----------
+    unchanged, before
+        The planner of the input's own chunks for the workers' own mesh, and its candidate.
+    """
+    program, workers = unchanged.program, unchanged.workers
+    # blocks that are on workers have their places
+    is_free = unchanged.placed and not any(node.homes for node in program.nodes)
+    if not is_free or unchanged.mesh.workers != workers:
+        return before
+    best, least = before, _unevenness(unchanged, before)
+    if least <= EVEN:
+        return before
+    for shape in meshes_of_blocks(program, workers):
+        used = min(workers, math.prod(shape))
+        planner = replace(unchanged, mesh=Mesh(shape), workers=used, idle=workers - used)
+        other = planner.own_chunks()
+        found = _unevenness(planner, other)
+        if found <= EVENER * least and other.price.bytes <= LITTLE_MOVED:
+            best, least = other, found
+    return best
+
+
+def _unevenness(planner: MeshPlanner, candidate: Candidate) -> float:
+    """The time in which all arrays are made one after another, over that of even work.
+
+    The work of all arrays together may be even where that of a slow function is not.
+    """
+    loads = planner.node_loads(candidate.solution.states)
+    total = float(loads.sum())
+    return float(loads.max(axis=1).sum()) * loads.shape[1] / total if total else 1.0

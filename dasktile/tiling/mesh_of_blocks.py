@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dasktile.ir import Program
+from dasktile.ir import Kind, Program
 from dasktile.tiling.mesh import MAX_AXES, Mesh
 from dasktile.tiling.mesh_planner import Candidate, MeshPlanner
 
@@ -32,9 +32,10 @@ EVEN, EVENER = 1.1, 0.95
 
 
 def meshes_of_blocks(program: Program, workers: int) -> list[tuple[int, ...]]:
-    """Meshes with a position for each block of some array, the fewest positions first.
+    """Meshes with a position for each block of a function's result, the fewest positions first.
 
-    Where these are too many, neighbouring blocks have one position.
+    Only functions of which it is unknown what they do, and how long they take, count.  Where there
+    are too many blocks, neighbours have one position.
 
     Parameters
     ----------
@@ -45,6 +46,8 @@ def meshes_of_blocks(program: Program, workers: int) -> list[tuple[int, ...]]:
     """
     shapes: dict[tuple[int, ...], None] = {}
     for node in program.nodes:
+        if node.kind is not Kind.OPAQUE or not node.edges:
+            continue
         counts = [len(sizes) for sizes in node.chunks if len(sizes) > 1]
         # along one axis, blocks are divided as evenly as possible
         if not 1 < len(counts) <= MAX_AXES:

@@ -168,9 +168,10 @@ class MeshPlanner:
 
     def own_chunks(self) -> Candidate:
         """The input's own chunks."""
-        if self._key not in self.tables.own:
-            self.tables.own[self._key] = self.candidate(get("auto"), TIE)
-        return self.tables.own[self._key]
+        key = self._key, self.workers, self.idle
+        if key not in self.tables.own:
+            self.tables.own[key] = self.candidate(get("auto"), TIE)
+        return self.tables.own[key]
 
     def _solution(self, method: Method, tile_weight: float) -> Solution:
         """What a method chooses, for tiles of this weight."""

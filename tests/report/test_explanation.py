@@ -419,8 +419,9 @@ def test_tasks_and_bytes_of_simulated_runs() -> None:
 
 
 def test_results_that_dask_joins_on_a_worker() -> None:
-    text = "dask.compute joins a result of 3.0 MiB on one worker, dasktile.compute in the client"
-    assert text in str(describe_plan(gram(True), joined=3 * 2**20)).replace("\n  ", " ")
+    text = str(describe_plan(gram(True), joined=4 * 2**20)).replace("\n  ", " ")
+    assert "joins a result of 4.0 MiB on one worker, which receives about 3.0 MiB more for" in text
+    assert "for it; dasktile.compute joins it in the client" in text
     assert "joins" not in str(describe_plan(gram(True), joined=1000))
 
 

@@ -71,10 +71,11 @@ class Page:
 
     async def call(self, method: str, **values: Any) -> Any:
         number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
+        # the answer may come while the message is being written
+        coming = self._answers[number] = asyncio.get_running_loop().create_future()
         request = {"id": number, "method": method, "params": values}
         await self._connection.write_message(json.dumps(request))
-        answer = await asyncio.wait_for(self._answers[number], LIMIT)
+        answer = await asyncio.wait_for(coming, LIMIT)
         assert "error" not in answer, answer
         return answer["result"]
 

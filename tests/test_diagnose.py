@@ -536,3 +536,10 @@ def test_plans_need_workers_and_their_absence_is_no_error() -> None:
             client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"]))
         assert diagnosis.result.left == 1
         assert diagnosis.result.reason
+
+
+def test_bytes_of_shuffles_are_said_not_to_be_counted() -> None:
+    use = OperationUse(1, 0.1, 0, 0)
+    text = "bytes that Dask's P2P shuffles send outside of tasks are not counted in received"
+    assert text in Diagnosis(1.0, {}, {"shuffle-barrier": use}, ()).summary()
+    assert text not in Diagnosis(1.0, {}, {"rechunk-merge": use}, ()).summary()

@@ -19,7 +19,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
-from dasktile.capture.overlaps import heads_of_overlap
+from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.references import Key, Keys, head_of, read_by, references, tasks_of
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
@@ -266,9 +266,9 @@ class GraphView:
         """The first items of the keys of a layer: usually only its name."""
         if name not in self._heads:
             layer = self.layers[name]
-            # the tasks of overlaps need not be written
-            known = heads_of_overlap(name, layer)
-            self._heads[name] = frozenset(known or map(head_of, tasks_of(layer)))
+            overlap = overlap_of(name, layer)
+            heads = map(head_of, tasks_of(layer)) if overlap is None else (name, overlap.part)
+            self._heads[name] = frozenset(heads)
         return self._heads[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:

@@ -8,20 +8,20 @@ may have side effects, be slow, or fail.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from graphlib import TopologicalSorter
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from dask.blockwise import Blockwise
-from dask.core import flatten
+from dask.core import flatten, keys_in_tasks
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured, GraphView
-from dasktile.capture.overlaps import Overlap, heads_of_overlap, read_overlap
+from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.references import head_of, is_block, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
@@ -133,7 +133,7 @@ def needed_reads(
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
         return
-    others: Any = ()
+    others: Container[Any] = ()
     if any(_is_legacy(name, graph.layers[name]) for name in followed):
         # in tasks written as tuples, only an existing key is a dependency
         others = GraphView(graph).keys(graph.layers)
@@ -166,32 +166,29 @@ class _Pending:
         """The keys that a layer may have: those with the heads of its keys."""
         if isinstance(layer, Blockwise):
             return list(self._by_head.get(layer.output, ()))
-        known = _overlap(name, layer)
-        heads = known[1] if known else dict.fromkeys(map(head_of, tasks_of(layer)))
-        return [key for head in heads for key in self._by_head.get(head, ())]
-
-
-def _overlap(name: str, layer: Layer) -> tuple[Overlap, tuple[str, str]] | None:
-    """What a layer of overlaps computes, and the heads of its keys; None for other layers."""
-    overlap, heads = read_overlap(layer), heads_of_overlap(name, layer)
-    return None if overlap is None or heads is None else (overlap, heads)
+        overlap = overlap_of(name, layer)
+        heads = map(head_of, tasks_of(layer)) if overlap is None else (name, overlap.part)
+        return [key for head in dict.fromkeys(heads) for key in self._by_head.get(head, ())]
 
 
 def _is_legacy(name: str, layer: Layer) -> bool:
     # this would generate all tasks of a Blockwise layer, and of overlaps
-    if isinstance(layer, Blockwise) or _overlap(name, layer):
+    if isinstance(layer, Blockwise) or overlap_of(name, layer) is not None:
         return False
     return bool(layer.has_legacy_tasks)
 
 
-def _reads(name: str, layer: Layer, keys: Collection[Any], others: Any) -> Mapping[Any, Set[Any]]:
+def _reads(
+    name: str, layer: Layer, keys: Collection[Any], others: Container[Any]
+) -> Mapping[Any, Set[Any]]:
     """For every task of a layer that one of the keys depends on, the keys that it reads."""
     if isinstance(layer, Blockwise):
         own = {key for key in keys if isinstance(key, tuple)}
-        return layer.cull(own, others)[1] if own else {}
-    if known := _overlap(name, layer):
-        overlap, heads = known
-        return overlap.reads(heads, keys)
+        # it needs no keys of other layers
+        return layer.cull(own, ())[1] if own else {}
+    overlap = overlap_of(name, layer)
+    if overlap is not None:
+        return overlap.reads(keys)
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
     tasks = tasks_of(layer)
@@ -204,7 +201,7 @@ def _reads(name: str, layer: Layer, keys: Collection[Any], others: Any) -> Mappi
         if isinstance(task, GraphNode):
             reads[key] = task.dependencies
         else:
-            reads[key] = layer.get_dependencies(key, others)
+            reads[key] = keys_in_tasks(cast(Any, others), [task])
         stack += [other for other in reads[key] if other in tasks]
     return reads
 

@@ -111,7 +111,7 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
             " chunks"
         )
     use = lookup(layer.task.func)
-    if use is not None and use.halo:
+    if use is not None and use.halo != {}:
         return (
             f"user function {_name(function)} is registered with a halo, which is for map_overlap"
             " and not for map_blocks"

@@ -20,7 +20,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
-from dasktile.capture.overlaps import heads_of_overlap
+from dasktile.capture.overlaps import overlap_of
 
 Key = Any
 
@@ -121,7 +121,7 @@ class Keys:
         For every layer that is not Blockwise, the heads of its keys.
     """
 
-    def __init__(self, layers: Mapping[str, Any], heads: Mapping[str, Iterable[Any]]) -> None:
+    def __init__(self, layers: Mapping[str, Layer], heads: Mapping[str, Iterable[Any]]) -> None:
         #: A lookup in such a layer itself, or in one of overlaps, would generate all its tasks.
         self._blockwise: dict[Any, Blockwise] = {}
         self._numblocks: dict[Any, tuple[int, ...]] = {}
@@ -134,11 +134,11 @@ class Keys:
                 self._blockwise[name] = layer
                 self._numblocks[name] = tuple(dims[symbol] for symbol in layer.output_indices)
                 continue
-            overlap = heads_of_overlap(name, layer)
+            overlap = overlap_of(name, layer)
             if overlap is not None:
-                self._numblocks[overlap[0]] = tuple(layer.numblocks)
+                self._numblocks[name] = overlap.numblocks
             for head in heads[name]:
-                if overlap is None or head != overlap[0]:
+                if overlap is None or head != name:
                     self._others.setdefault(head, []).append(name)
 
     def __contains__(self, key: Key) -> bool:

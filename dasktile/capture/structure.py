@@ -23,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
-from dasktile.capture.overlaps import heads_of_overlap, read_overlap
+from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.references import Key, head_of, tasks_of
 from dasktile.capture.rules.sources import is_partial, store_of
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
@@ -336,8 +336,9 @@ def structure(graph: HighLevelGraph, names: Names) -> bytes:
         names.number(name)
     for name, layer in graph.layers.items():
         if not isinstance(layer, Blockwise):
-            known = heads_of_overlap(name, layer)
-            for head in known or dict.fromkeys(map(head_of, tasks_of(layer))):
+            overlap = overlap_of(name, layer)
+            heads = map(head_of, tasks_of(layer)) if overlap is None else (name, overlap.part)
+            for head in dict.fromkeys(heads):
                 names.number(head)
     digest = blake2b(digest_size=32)
     for name, layer in graph.layers.items():
@@ -373,7 +374,7 @@ def _layer(name: str, layer: Layer, names: Names) -> Any:
         return (kind, _blockwise(layer, names))
     if name in names.data:
         return (kind, "data", [names.key(key) for key in layer])
-    overlap = read_overlap(layer)
+    overlap = overlap_of(name, layer)
     if overlap is not None:
         return (kind, names.number(overlap.array), overlap.edges, overlap.depths)
     tasks = tasks_of(layer)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from dasktile.capture.overlaps import read_overlap
+from dasktile.capture.overlaps import overlap_of
 
 
 def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
@@ -21,10 +21,10 @@ def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
         Names of the arrays.
     """
     count = 0
-    for layer in _layers(graph, names):
+    for name, layer in _layers(graph, names):
         if isinstance(layer, (Blockwise, MaterializedLayer)):
             count += len(layer)
-        elif (overlap := read_overlap(layer)) is not None:
+        elif (overlap := overlap_of(name, layer)) is not None:
             count += overlap.tasks
         else:
             # it does not know its length, or estimates it
@@ -43,21 +43,21 @@ def least_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
         Names of the arrays.
     """
     count = 0
-    for layer in _layers(graph, names):
+    for name, layer in _layers(graph, names):
         if isinstance(layer, (Blockwise, MaterializedLayer)) or layer.is_materialized():
             count += len(layer)
-        elif (overlap := read_overlap(layer)) is not None:
+        elif (overlap := overlap_of(name, layer)) is not None:
             count += overlap.tasks
     return count
 
 
-def _layers(graph: HighLevelGraph, names: Iterable[str]) -> Iterator[Layer]:
-    """The layers that some arrays depend on."""
+def _layers(graph: HighLevelGraph, names: Iterable[str]) -> Iterator[tuple[str, Layer]]:
+    """The layers that some arrays depend on, by name."""
     stack = [name for name in names if name in graph.layers]
     seen = set(stack)
     while stack:
         name = stack.pop()
-        yield graph.layers[name]
+        yield name, graph.layers[name]
         new = graph.dependencies[name] - seen
         seen |= new
         stack.extend(new)

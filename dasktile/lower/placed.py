@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,6 @@ from dasktile._compat.dask import Alias, DataNode, Task, TaskRef, argument_of_de
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.capture.titles import call_of_layer
-from dasktile.ir import workers_of_positions
 from dasktile.lower.bundle_tasks import has_bundle
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.edges import readers_of
@@ -167,17 +166,7 @@ def placed_tasks(
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
-    found = placed(tasks, ends, known.tasks, by_place, there)
-    return replace(found, homes=_on_workers(found.homes, limits)), known.guessed
-
-
-def _on_workers(homes: Sequence[int | None], limits: BundleLimits) -> list[int | None]:
-    """The workers of tasks, of a plan whose mesh has more positions than there are workers."""
-    positions = math.prod(limits.mesh)
-    if limits.planned_for is None or positions <= limits.planned_for:
-        return list(homes)
-    numbers = workers_of_positions(positions, limits.planned_for)
-    return [None if home is None else numbers[home] for home in homes]
+    return placed(tasks, ends, known.tasks, by_place, there), known.guessed
 
 
 def placed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any
@@ -14,7 +14,18 @@ from dasktile.capture.base import Captured
 from dasktile.capture.culling import Needed
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Read
-from dasktile.ir import Chunks, Follow, Node, Role, Sharding, TiledProgram, Tiling, Where, bounds
+from dasktile.ir import (
+    Chunks,
+    Follow,
+    Node,
+    Role,
+    Sharding,
+    TiledProgram,
+    Tiling,
+    Where,
+    bounds,
+    workers_of_positions,
+)
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fuse import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
@@ -125,9 +136,21 @@ class WrittenArrays:
                 placements[own] = Placement(
                     self.tiled.mesh, held, planned_for=self.tiled.planned_for
                 )
+        mesh = self.tiled.mesh
+        tables: dict[int, Sequence[int]] = {}
+        workers, places = self.tiled.planned_for, math.prod(self.tiled.mesh)
+        if workers is not None and places > workers:
+            # a bundle has tasks of all positions of a worker
+            tables[places] = workers_of_positions(places, workers)
+            positions = {
+                array: {block: tables[places][at] for block, at in blocks.items()}
+                for array, blocks in positions.items()
+            }
+            mesh, workers = (workers,), None
         return BundleLimits(
-            mesh=self.tiled.mesh,
-            planned_for=self.tiled.planned_for,
+            mesh=mesh,
+            planned_for=workers,
+            tables=tables,
             size=size,
             free=fusing.free,
             tasks=most,

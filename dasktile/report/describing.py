@@ -145,6 +145,7 @@ def describe_plan(
             reason=reasons[index],
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
             homes=_homes(plan, index, final),
+            positions=_positions(plan),
             layers=layers.get(index, ()),
             variables=() if node.copy else variables.get(node.name, ()),
         )
@@ -277,8 +278,7 @@ def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chu
 
 def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
     """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
-    # with more positions than workers, they are no sums of one number for each axis
-    if plan.tiled is None or math.prod(plan.tiled.mesh) > plan.workers:
+    if plan.tiled is None:
         return ()
     tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
     if final.get(index, tiling.chunks) != tiling.chunks:
@@ -295,6 +295,12 @@ def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tupl
             return ()
         homes.append(tuple(owners))
     return tuple(homes)
+
+
+def _positions(plan: TilingPlan) -> int:
+    """Positions of the mesh of a plan, if these are more than the workers; else 0."""
+    positions = 0 if plan.tiled is None else math.prod(plan.tiled.mesh)
+    return positions if positions > plan.workers else 0
 
 
 def _part_workers(by: Sequence[int], mesh: Sequence[int]) -> list[int]:

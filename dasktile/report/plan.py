@@ -106,8 +106,8 @@ class PlanReport:
         Workers as Dask's scheduler counts them: more than `workers` where several are in one
         process, which share memory and count as one; 0 without a client.
     used_workers, bytes_on_all
-        Workers for which the plan has tiles where these are fewer than `workers`, and the bytes
-        that the best plan for all workers moves; None where all are used.
+        Workers whose grids the plan uses where these are better than those of all `workers`, and
+        the bytes that the best plan for all workers moves; None elsewhere.
     earlier_workers
         Numbers of workers, other than `workers`, for which parts of the input were optimised.
     """

@@ -81,6 +81,9 @@ class NodeReport:
         Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
         tile's index is the number of its worker, of those that have tiles.  Empty where that is not
         known.
+    positions
+        0, or the number of positions that `homes` are, where these are more than the workers:
+        worker ``position * workers // positions`` has a tile.
     layers
         Names of the layers of the plan's graph that make the tiles and the final chunks, as
         ``dasktile.metrics`` has them; empty where that graph was not written.
@@ -105,6 +108,7 @@ class NodeReport:
     reason: str
     inputs: tuple[int, ...]
     homes: tuple[tuple[int, ...], ...] = ()
+    positions: int = 0
     layers: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
 
@@ -232,6 +236,7 @@ def _box(number: str, nodes: Sequence[NodeReport]) -> Box:
         edge=_moved_line(before, after),
         moved=after,
         homes=node.homes,
+        positions=node.positions,
         hint=node.reason,
         kept=bool(node.reason),
     )

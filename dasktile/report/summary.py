@@ -104,14 +104,11 @@ def _kept(plan: PlanReport) -> str:
     """What a plan changes in which all arrays keep their chunks; empty for others."""
     if not plan.has_plan or any(node.chunks_before != node.chunks_after for node in plan.nodes):
         return ""
-    changes = []
-    if plan.workers > 1 and plan.received_after is not None:
-        changes.append("tasks run where most of what they read is")
-    if plan.bundle:
-        changes.append("one task runs several blocks")
-    if not changes:
-        return ""
-    return f"all arrays keep their chunks; what the plan changes: {', and '.join(changes)}"
+    text = "all arrays keep their chunks: the plan decides where tasks run"
+    before, after = plan.run_tasks_before, plan.run_tasks_after
+    if plan.bundle and before is not None and after is not None and after < before:
+        text += ", and runs several of them as one"
+    return text
 
 
 def _instead_of(before: float, after: float) -> str:

@@ -65,6 +65,8 @@ class Box:
         Tooltip.
     kept
         True if the array keeps its chunks.
+    positions
+        If not 0, sums of `homes` are numbers of so many positions, which the workers share.
     """
 
     title: str
@@ -78,6 +80,7 @@ class Box:
     homes: tuple[tuple[int, ...], ...]
     hint: str
     kept: bool
+    positions: int = 0
 
 
 def write(
@@ -174,7 +177,7 @@ def svg(
         wide = 1.2 + (_WIDEST - 1.2) * boxes[reader].moved / most if most else 1.2
         body.append(f'<path class="edge" stroke-width="{wide:.3g}" d="{_curve(route)}"/>')
     for box, (x, y) in zip(boxes, places, strict=True):
-        body.extend(_draw(box, x, y))
+        body.extend(_draw(box, x, y, workers))
     body.append("</g>")
     widest = max(_LETTER * max(map(len, caption), default=0), _legend_width(workers) if key else 0)
     full = max(width, widest) + 2 * _MARGIN
@@ -244,7 +247,7 @@ text { font: 12px sans-serif; fill: #222; }
 </style>"""
 
 
-def _draw(box: Box, x: float, y: float) -> list[str]:
+def _draw(box: Box, x: float, y: float, workers: int) -> list[str]:
     out = [f"<g><title>{escape(box.hint)}</title>"] if box.hint else ["<g>"]
     style = "kept" if box.kept else "box"
     out.append(
@@ -260,7 +263,8 @@ def _draw(box: Box, x: float, y: float) -> list[str]:
         right = x + _WIDTH - 10 - _GRID
         if changed:
             out.append(_grid(box.shape, box.before, right - _GRID - 8, y + 8))
-        out.append(_grid(box.shape, box.after, right, y + 8, box.homes))
+        share = workers / box.positions if box.positions else 1.0
+        out.append(_grid(box.shape, box.after, right, y + 8, box.homes, share))
     if box.inputs:
         for style in ("halo", "moved"):
             out.append(_text(x + _WIDTH / 2 + 6, y - 8, box.edge, style))
@@ -273,8 +277,12 @@ def _grid(
     x: float,
     y: float,
     homes: tuple[tuple[int, ...], ...] = (),
+    share: float = 1.0,
 ) -> str:
-    """The last two axes of an array and how they are cut, to scale as far as can be seen."""
+    """The last two axes of an array and how they are cut, to scale as far as can be seen.
+
+    `share` is the number of workers for each position in `homes`.
+    """
     drawn = outline(shape, chunks, _GRID, 8.0)
     wide, tall, row_ends, column_ends = drawn
     frame = f'x="{x:g}" y="{y:g}" width="{wide:.4g}" height="{tall:.4g}"'
@@ -285,10 +293,14 @@ def _grid(
     if homes:
         # of the axes before the last two, the first tiles are drawn
         first = sum(axis[0] for axis in homes[:-2])
+
+        def colour(position: int) -> str:
+            return PALETTE[int(position * share) % len(PALETTE)]
+
         down, across = ((0,), *homes)[-2:]
         return "".join(
             f'<rect class="cell" x="{left:.5g}" y="{up:.5g}" width="{right - left:.4g}"'
-            f' height="{low - up:.4g}" fill="{PALETTE[(first + i + j) % len(PALETTE)]}"/>'
+            f' height="{low - up:.4g}" fill="{colour(first + i + j)}"/>'
             for i, (up, low) in zip(down, pairwise(row_ends), strict=True)
             for j, (left, right) in zip(across, pairwise(column_ends), strict=True)
         )

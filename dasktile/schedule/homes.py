@@ -196,6 +196,21 @@ class Homes:
             duplicate = None if address in table else _first_duplicate(table)
         if duplicate is not None:
             mesh.give(duplicate, address)
+        self._take_share(mesh, address)
+
+    def _take_share(self, mesh: WorkerMesh, address: str) -> None:
+        """Move as many positions to a worker as others have, in a mesh of several for each."""
+        share = len(mesh.workers) // len(self.workers)
+        if share < 2:
+            return
+        positions: dict[str, list[int]] = {worker: [] for worker in self.workers}
+        for position, worker in enumerate(mesh.table(self.workers)):
+            positions[worker].append(position)
+        while len(positions[address]) < share:
+            fullest = max(self.workers, key=lambda worker: len(positions[worker]))
+            position = positions[fullest].pop()
+            mesh.give(position, address)
+            positions[address].append(position)
 
     def _fill(self, address: str) -> int:
         """Note that the place of a worker that has left is vacant no more; returns its index."""

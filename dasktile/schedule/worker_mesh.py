@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import cycle
 
 
 class Successors:
@@ -152,8 +153,8 @@ class WorkerMesh:
         last = {address: self._successors.last(address) for address in dict.fromkeys(self.workers)}
         if not self._lost:
             return tuple(last[address] for address in self.workers)
-        order = list(present)
-        lost = [address for address, worker in last.items() if worker in self._lost]
-        for number, address in enumerate(lost):
-            last[address] = order[number % len(order)]
-        return tuple(last[address] for address in self.workers)
+        others = cycle(present)
+        return tuple(
+            next(others) if last[address] in self._lost else last[address]
+            for address in self.workers
+        )

@@ -15,9 +15,8 @@ from dasktile.ir import Kind, Program
 from dasktile.tiling.mesh import MAX_AXES, Mesh
 from dasktile.tiling.mesh_planner import Candidate, MeshPlanner
 
-#: Positions for each worker at the most (chosen: each has bundles of its own, and of more blocks,
-#: workers have about equal shares).
-MOST_POSITIONS = 8
+#: Positions of such a mesh at the most (chosen: of more blocks, workers have about equal shares).
+MOST_POSITIONS = 1024
 
 #: Meshes that are tried at the most (chosen: each is a search).
 MOST_TRIED = 3
@@ -32,10 +31,9 @@ EVEN, EVENER = 1.1, 0.95
 
 
 def meshes_of_blocks(program: Program, workers: int) -> list[tuple[int, ...]]:
-    """Meshes with a position for each block of a function's result, the fewest positions first.
+    """Meshes with a position for each block of an array, the fewest positions first.
 
-    Only functions of which it is unknown what they do, and how long they take, count.  Where there
-    are too many blocks, neighbours have one position.
+    Only arrays count that are made by functions of which it is unknown how long they take.
 
     Parameters
     ----------
@@ -46,18 +44,14 @@ def meshes_of_blocks(program: Program, workers: int) -> list[tuple[int, ...]]:
     """
     shapes: dict[tuple[int, ...], None] = {}
     for node in program.nodes:
-        if node.kind is not Kind.OPAQUE or not node.edges:
-            continue
-        counts = [len(sizes) for sizes in node.chunks if len(sizes) > 1]
+        counts = tuple(len(sizes) for sizes in node.chunks if len(sizes) > 1)
+        positions = math.prod(counts)
         # along one axis, blocks are divided as evenly as possible
-        if not 1 < len(counts) <= MAX_AXES:
-            continue
-        while math.prod(counts) > MOST_POSITIONS * workers:
-            longest = counts.index(max(counts))
-            counts[longest] = -(-counts[longest] // 2)
-        # tasks do not run where they are planned if half of the workers would be idle
-        if math.prod(counts) != workers and 2 * math.prod(counts) > workers:
-            shapes[tuple(counts)] = None
+        is_grid = 1 < len(counts) <= MAX_AXES and workers != positions <= MOST_POSITIONS
+        # tasks have no homes if half of the workers have none, be it after one has joined
+        has_homes = 3 * positions > 2 * workers
+        if node.kind is Kind.OPAQUE and not node.resident and is_grid and has_homes:
+            shapes[counts] = None
     return sorted(shapes, key=math.prod)[:MOST_TRIED]
 
 

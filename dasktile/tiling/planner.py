@@ -108,10 +108,11 @@ def tile(
     )
     name = method if isinstance(method, str) else method.choose.__name__
     before = unchanged.own_chunks()
-    if workers <= MAX_WORKERS:
-        before = on_mesh_of_blocks(unchanged, before)
+    own = before
     if method == "none" or keep:
-        return _plan(unchanged, name, before, before, keep or "method 'none'")
+        if keep and workers <= MAX_WORKERS:
+            own = on_mesh_of_blocks(unchanged, before)
+        return _plan(unchanged, name, before, own, keep or "method 'none'")
     chosen = get(method) if isinstance(method, str) else method
     searches_all = name in ("auto", "exact")
     planner = _search_planner(unchanged, before, chosen, searches_all)
@@ -131,6 +132,8 @@ def tile(
     if force and after is before:
         after, verdict = candidates[0], ""
     used = math.prod(after.tiled.mesh)
+    if after is before and workers <= MAX_WORKERS:
+        after = on_mesh_of_blocks(unchanged, before)
     return _plan(
         unchanged,
         name,

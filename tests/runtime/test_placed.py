@@ -449,12 +449,23 @@ def test_few_blocks_are_divided_evenly(workers, blocks, cluster, monkeypatch):
     for array in (y, y.sum(axis=0), y.mean()):
         predicted, moved = honest([array], there)
         assert abs(predicted - moved) <= SMALL
-    # also after a worker has left, or one has joined
-    for count in (workers, workers - 1, workers + 1):
-        homes = Homes(list(map(str, range(count)))).layer(dasktile.optimize(y).name)
-        shares = Counter(map(homes.home, np.ndindex(y.numblocks)))
-        most = -(-math.prod(blocks) // count)
-        assert max(shares.values()) <= most + (count != workers)
+    name = dasktile.optimize(y).name
+    homes = Homes(list(there.names))
+
+    def shares():
+        layer = homes.layer(name)
+        return Counter(map(layer.home, np.ndindex(y.numblocks)))
+
+    def is_even(count):
+        return max(shares().values()) <= -(-math.prod(blocks) // count) + 1
+
+    assert max(shares().values()) == -(-math.prod(blocks) // workers)
+    homes.lose("1")
+    assert "1" not in shares() and is_even(workers - 1)
+    homes.join("new")
+    assert is_even(workers)
+    homes.join("newer")
+    assert is_even(workers + 1)
 
 
 def test_a_plan_does_not_move_more_persisted_blocks_than_dask(cluster, monkeypatch):

@@ -12,15 +12,12 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import M
 
 from dasktile._compat.dask import (
-    ArrayOverlapLayer,
     DataNode,
     Dict,
     GraphNode,
@@ -38,7 +35,7 @@ from dasktile._compat.dask import (
     shuffle_getitem,
 )
 from dasktile.capture.base import ArrayInfo, GraphView
-from dasktile.capture.overlaps import Overlap, read_overlap
+from dasktile.capture.overlaps import Overlap, overlap_of
 from dasktile.capture.references import Key, head_of, is_block, reference
 from dasktile.ir import bounds
 
@@ -47,7 +44,7 @@ INTEGERS = (int, np.integer)
 
 _SLICES = frozenset({slice})
 
-#: Types of arguments that are no tasks, nor references to them, nor contain any.
+#: Types of arguments that are data: in task objects, tuples are, whatever they contain.
 _PLAIN = frozenset({slice, int, tuple, str, type(None), bool, float})
 
 #: Positions along one axis of a source array.
@@ -427,9 +424,9 @@ class Trace:
     def _source(self, key: Key) -> TracedBlock:
         overlap = self._overlaps.get(head_of(key))
         if overlap is not None:
-            if not is_block(key, head_of(key), [len(edges) - 1 for edges in overlap.edges]):
+            if not is_block(key, overlap.name, overlap.numblocks):
                 raise UnknownFunction("a key that is not a block of an overlap")
-            extended = overlap.positions(key[1:])
+            extended = overlap.positions(tuple(map(int, key[1:])))
             return TracedBlock(
                 overlap.array, tuple(itertools.starmap(TracedAxis, enumerate(extended)))
             )
@@ -471,40 +468,12 @@ class Trace:
 
 
 def _overlap(view: GraphView, name: str) -> Overlap | None:
-    """What a layer of overlaps computes, if that is read off it as from the installed Dask's."""
-    reads = view.dependencies(name)
-    array = view.array(reads[0]) if len(reads) == 1 else None
-    overlap = read_overlap(view.layers[name])
-    if array is None or overlap is None or overlap.array != array.name:
+    """What a layer of overlaps computes, of an array of these chunks; None for other layers."""
+    overlap = overlap_of(name, view.layers[name])
+    array = None if overlap is None else view.array(overlap.array)
+    if overlap is None or array is None or view.dependencies(name) != (array.name,):
         return None
-    is_of_array = overlap.edges == tuple(map(bounds, array.chunks))
-    return overlap if is_of_array and _overlaps_are_known() else None
-
-
-@cache
-def _overlaps_are_known() -> bool:
-    """Whether the tasks of Dask's layers of overlaps compute what is read off these layers."""
-    chunks = ((2, 3, 1), (2, 2))
-    blocks = {("x", *place): None for place in np.ndindex(3, 2)}
-    try:
-        layer = ArrayOverlapLayer("x", {0: (2, 1), 1: 1}, chunks, (3, 2), "known")
-        graph = HighLevelGraph(
-            {
-                "x": MaterializedLayer({key: DataNode(key, None) for key in blocks}),
-                "overlap-known": layer,
-            },
-            {"x": set(), "overlap-known": {"x"}},
-        )
-        view = GraphView(graph, {"x": ArrayInfo("x", (6, 4), np.dtype(float), chunks)})
-        by_tasks = Trace(view, "overlap-known", by_tasks=True)
-        overlap = read_overlap(layer)
-        return overlap is not None and all(
-            tuple(axis.positions for axis in by_tasks.block(("overlap-known", *place)).axes)
-            == overlap.positions(place)
-            for _, *place in blocks
-        )
-    except Exception:
-        return False
+    return overlap if overlap.edges == tuple(map(bounds, array.chunks)) else None
 
 
 def move_of(function: Any) -> Callable[..., Any] | None:

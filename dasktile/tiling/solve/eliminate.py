@@ -3,10 +3,10 @@
 Array programs are graphs of low treewidth.  Variables are eliminated one after another: each is
 replaced by the table of its least costs for every state of its neighbours.  This finds the true
 minimum with tables of a few thousand entries.  Where a table would exceed the budget, dominated
-states are left out first.  If it still would, the bucket is split (mini-buckets, Dechter and Rish
-2003): each part is minimised by itself, which gives a lower bound instead of the minimum, and the
-assignment is improved by descent over trees.  If its cost then exceeds the bound, an integer
-program is solved.
+states are left out first, if a proof is asked for.  If it still would, the bucket is split
+(mini-buckets, Dechter and Rish 2003): each part is minimised by itself, which gives a lower bound
+instead of the minimum, and the assignment is improved by descent over trees.  If its cost then
+exceeds the bound, an integer program is solved.
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ def _solved(
     if not prove or not _is_split(problem, width_budget, order):
         return _eliminated(problem, width_budget, limits, order)
     fewer = pruned(problem)
-    reduced = _eliminated(fewer.problem, width_budget, limits)
-    reduced = replace(reduced, states=fewer.restored(reduced.states))
-    if reduced.exact:
-        return reduced
-    # from other tables, descent may reach a better assignment
-    best = _better(_eliminated(problem, width_budget, limits, order), reduced)
+    best = _eliminated(fewer.problem, width_budget, limits)
+    best = replace(best, states=fewer.restored(best.states))
     if best.exact:
         return best
+    if any(len(left) < len(costs) for left, costs in zip(fewer.left, problem.unary, strict=True)):
+        # from other tables, descent may reach a better assignment
+        best = _better(_eliminated(problem, width_budget, limits, order), best)
+        if best.exact:
+            return best
     start = [
         int(np.argmax(left == state)) if state in left else 0
         for left, state in zip(fewer.left, best.states, strict=True)

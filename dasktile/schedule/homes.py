@@ -199,9 +199,12 @@ class Homes:
         self._take_share(mesh, address)
 
     def _take_share(self, mesh: WorkerMesh, address: str) -> None:
-        """Move as many positions to a worker as others have, in a mesh of several for each."""
+        """Move as many positions to a worker as others have, in a mesh of several for each.
+
+        Not while those of a worker that has left are divided: the next to join takes them over.
+        """
         share = len(mesh.workers) // len(self.workers)
-        if share < 2:
+        if share < 2 or not mesh.complete:
             return
         positions: dict[str, list[int]] = {worker: [] for worker in self.workers}
         for position, worker in enumerate(mesh.table(self.workers)):

@@ -52,9 +52,20 @@ class PlainHomes:
             repeated = (at for at, worker in enumerate(table) if worker in table[:at])
             duplicate = next(repeated, None)
             if duplicate is not None:
-                initial = list(self.initial[positions])
-                initial[duplicate] = address
-                self.initial[positions] = tuple(initial)
+                self.give(positions, duplicate, address)
+            share = positions // len(self.workers)
+            present = map(self.successor, self.initial[positions])
+            if not all(worker in self.workers for worker in present):
+                share = 0
+            while share > 1 and (table := self.table(positions)).count(address) < share:
+                fullest = max(self.workers, key=table.count)
+                last = max(at for at, worker in enumerate(table) if worker == fullest)
+                self.give(positions, last, address)
+
+    def give(self, positions: int, position: int, address: str) -> None:
+        initial = list(self.initial[positions])
+        initial[position] = address
+        self.initial[positions] = tuple(initial)
 
     def last_vacant(self) -> str | None:
         used = {self.successor(worker) for initial in self.initial.values() for worker in initial}
@@ -67,11 +78,12 @@ class PlainHomes:
         initial = self.initial.setdefault(
             positions, tuple(self.workers[number] for number in numbers)
         )
-        substitutes: dict[str, str] = {}
-        for address in dict.fromkeys(initial):
-            if self.successor(address) not in self.workers:
-                substitutes[address] = self.workers[len(substitutes) % count]
-        return tuple(substitutes.get(address) or self.successor(address) for address in initial)
+        table: list[str] = []
+        lost = 0
+        for address in map(self.successor, initial):
+            table.append(address if address in self.workers else self.workers[lost % count])
+            lost += address not in self.workers
+        return tuple(table)
 
     def successor(self, address: str) -> str:
         seen = set()

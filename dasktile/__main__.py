@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dask.utils import parse_bytes
+
 import dasktile
 
 _TLS = "for tls://, certificates are those of the configuration distributed.comm.tls"
@@ -153,6 +155,14 @@ def _size(text: str) -> int | str | None:
     try:
         number = float(size)
     except ValueError:
+        if size != "auto":
+            try:
+                parse_bytes(size)
+            except ValueError:
+                raise argparse.ArgumentTypeError(
+                    "a size is a number of elements, -1 for a whole axis, auto, None, or bytes such"
+                    f" as '100 MiB'; got {text!r}"
+                ) from None
         return size
     # Dask takes a number in a string for bytes
     if not number.is_integer():

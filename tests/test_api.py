@@ -922,7 +922,7 @@ def test_the_reason_for_more_tasks_says_what_was_decided_and_what_to_do() -> Non
     text = " ".join(str(explanation).split())
     found = re.search(
         r"optimize returns the input itself: tiles with (\d+) % of the tasks would move"
-        r" ([\d.]+) % more bytes between workers, which optimize does not accept; on a cluster"
+        r" ([\d.]+) % more bytes between workers, and no plan may move more; on a cluster"
         r" after dasktile\.enable\(client\), a task runs several blocks",
         text,
     )

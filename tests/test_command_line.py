@@ -140,7 +140,8 @@ def test_results_in_chunks_by_dimension(tmp_path: Path, capsys: pytest.CaptureFi
         ("5,5,5", "chunks=(5, 5, 5) must have one entry for each axis of shape (300, 300)"),
         ("2=5", "out of bounds for array of dimension 2; chunks={2: 5} of dasktile: give a size"),
         ("-2", "must have sizes of at least 1"),
-        ("some", "chunks='some' of dasktile"),
+        ("some", "or bytes such as '100 MiB'; got 'some'"),
+        ("100,q", "or bytes such as '100 MiB'; got 'q'"),
     ],
 )
 def test_wrong_chunks_are_one_line(

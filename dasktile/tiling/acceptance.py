@@ -38,7 +38,7 @@ def _moves_more(before: Price, after: Price, placed: bool) -> str:
     moved = "bytes between workers, where the input's own chunks move none"
     if before.bytes:
         moved = f"{_growth(after.bytes / before.bytes)} between workers"
-    return f"{cheaper} would move {moved}, which optimize does not accept; {instead}"
+    return f"{cheaper} would move {moved}, and no plan may move more; {instead}"
 
 
 def _growth(ratio: float) -> str:

@@ -733,7 +733,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "__main__": ({"", "demo", "doctor", "script"}, set()),
+    "__main__": ({"", "demo", "doctor", "script"}, {"dask"}),
     "dask_command": ({"__main__"}, {"click"}),
     "demo": (
         {"", "report.formatting"},

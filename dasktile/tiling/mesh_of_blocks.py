@@ -22,8 +22,8 @@ MOST_POSITIONS = 1024
 MOST_TRIED = 3
 
 #: Bytes that are moved on such a mesh at the most (chosen).  They are counted between positions,
-#: also between two of one worker, and should be what workers receive.
-LITTLE_MOVED = 2**16
+#: also between two of one worker, and should be about what workers receive.
+LITTLE_MOVED = 2**20
 
 #: Unevenness up to which no other mesh is tried, and unevenness on a mesh over that on the workers'
 #: own, up to which it is used (chosen).
@@ -71,12 +71,15 @@ def on_mesh_of_blocks(unchanged: MeshPlanner, before: Candidate) -> Candidate:
     best, least = before, _unevenness(unchanged, before)
     if least <= EVEN:
         return before
+    # as for any plan, no more may be moved than with work that is about even
+    is_uneven = least > unchanged.settings.acceptance.uneven
+    most = LITTLE_MOVED if is_uneven else min(LITTLE_MOVED, before.price.bytes)
     for shape in meshes_of_blocks(program, workers):
         used = min(workers, math.prod(shape))
         planner = replace(unchanged, mesh=Mesh(shape), workers=used, idle=workers - used)
         other = planner.own_chunks()
         found = _unevenness(planner, other)
-        if found <= EVENER * least and other.price.bytes <= LITTLE_MOVED:
+        if found <= EVENER * least and other.price.bytes <= most:
             best, least = other, found
     return best
 

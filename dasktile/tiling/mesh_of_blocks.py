@@ -71,7 +71,7 @@ def on_mesh_of_blocks(unchanged: MeshPlanner, before: Candidate) -> Candidate:
     best, least = before, _unevenness(unchanged, before)
     if least <= EVEN:
         return before
-    # as for any plan, no more may be moved than with work that is about even
+    # a plan may move more than the input's own chunks only where these leave workers idle
     is_uneven = least > unchanged.settings.acceptance.uneven
     most = LITTLE_MOVED if is_uneven else min(LITTLE_MOVED, before.price.bytes)
     for shape in meshes_of_blocks(program, workers):

@@ -42,6 +42,7 @@ from dasktile.ir import bounds
 #: Types of integers; a check against the abstract class is much slower.
 INTEGERS = (int, np.integer)
 
+#: The type of nearly all indices, for a quick check of all of them.
 _SLICES = frozenset({slice})
 
 #: Types of arguments that are data: in task objects, tuples are, whatever they contain.

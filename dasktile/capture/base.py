@@ -19,8 +19,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
-from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import Key, Keys, head_of, read_by, references, tasks_of
+from dasktile.capture.references import Key, Keys, head_of, heads_of, read_by, references, tasks_of
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
 
@@ -265,10 +264,7 @@ class GraphView:
     def heads(self, name: str) -> frozenset[Any]:
         """The first items of the keys of a layer: usually only its name."""
         if name not in self._heads:
-            layer = self.layers[name]
-            overlap = overlap_of(name, layer)
-            heads = map(head_of, tasks_of(layer)) if overlap is None else (name, overlap.part)
-            self._heads[name] = frozenset(heads)
+            self._heads[name] = frozenset(heads_of(name, self.layers[name]))
         return self._heads[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:

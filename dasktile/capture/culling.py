@@ -22,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured, GraphView
 from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import head_of, is_block, tasks_of
+from dasktile.capture.references import head_of, heads_of, is_block, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -166,9 +166,7 @@ class _Pending:
         """The keys that a layer may have: those with the heads of its keys."""
         if isinstance(layer, Blockwise):
             return list(self._by_head.get(layer.output, ()))
-        overlap = overlap_of(name, layer)
-        heads = map(head_of, tasks_of(layer)) if overlap is None else (name, overlap.part)
-        return [key for head in dict.fromkeys(heads) for key in self._by_head.get(head, ())]
+        return [key for head in heads_of(name, layer) for key in self._by_head.get(head, ())]
 
 
 def _is_legacy(name: str, layer: Layer) -> bool:

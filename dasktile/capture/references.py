@@ -53,6 +53,14 @@ def head_of(key: Key) -> Any:
     return key[0] if isinstance(key, tuple) and key else key
 
 
+def heads_of(name: str, layer: Layer) -> Iterable[Any]:
+    """The first items of the keys of a layer that is not Blockwise: usually only its name."""
+    overlap = overlap_of(name, layer)
+    if overlap is not None:
+        return (overlap.name, overlap.part)
+    return dict.fromkeys(map(head_of, tasks_of(layer)))
+
+
 def tasks_of(layer: Layer) -> Mapping[Key, Any]:
     """The tasks of a layer in a dict: a look-up in a layer itself calls functions of it."""
     return layer.mapping if isinstance(layer, MaterializedLayer) else dict(layer)

@@ -24,7 +24,7 @@ from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
 from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import Key, head_of, tasks_of
+from dasktile.capture.references import Key, heads_of, tasks_of
 from dasktile.capture.rules.sources import is_partial, store_of
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
 
@@ -336,9 +336,7 @@ def structure(graph: HighLevelGraph, names: Names) -> bytes:
         names.number(name)
     for name, layer in graph.layers.items():
         if not isinstance(layer, Blockwise):
-            overlap = overlap_of(name, layer)
-            heads = map(head_of, tasks_of(layer)) if overlap is None else (name, overlap.part)
-            for head in dict.fromkeys(heads):
+            for head in heads_of(name, layer):
                 names.number(head)
     digest = blake2b(digest_size=32)
     for name, layer in graph.layers.items():

@@ -319,7 +319,7 @@ class Metrics:
             f"{format_count(len(self.workers), 'worker')} received"
             f" {format_bytes(self.bytes_received)} from each other,"
             f" {predicted}; {format_count(self.tasks, 'task')},"
-            f" {self.placed:,} of them on a worker chosen by dasktile"
+            f" dasktile chose workers for {self.placed:,}"
         ]
         if self.bytes_spilled:
             prefetched = sum(counts.prefetched for counts in self._all())
@@ -356,6 +356,10 @@ class Metrics:
         is_held = any(counts.tiles for counts in self.layers.values())
         is_held = is_held or any(counts.tiles for counts in self._all())
         held = ("tiles", "held") if is_held else ()
+
+        def numbers(counts: LayerCounts | WorkerCounts) -> tuple[str, ...]:
+            return (f"{counts.tiles:,}", format_bytes(counts.held)) if is_held else ()
+
         yield (
             ("row" if self.rows else "layer", "predicted", "received", *held),
             [
@@ -363,7 +367,7 @@ class Metrics:
                     name,
                     format_bytes(layer.predicted),
                     format_bytes(layer.received),
-                    *((f"{layer.tiles:,}", format_bytes(layer.held)) if is_held else ()),
+                    *numbers(layer),
                 )
                 for name, layer in layers[:_MAX_ROWS]
             ],
@@ -378,7 +382,7 @@ class Metrics:
                     address,
                     f"{counts.tasks:,}",
                     format_bytes(counts.received),
-                    *((f"{counts.tiles:,}", format_bytes(counts.held)) if is_held else ()),
+                    *numbers(counts),
                 )
                 for address, counts in shown + left
             ],

@@ -151,8 +151,6 @@ class WorkerMesh:
             The present workers, in mesh order; they divide the positions of those that have left.
         """
         last = {address: self._successors.last(address) for address in dict.fromkeys(self.workers)}
-        if not self._lost:
-            return tuple(last[address] for address in self.workers)
         others = cycle(present)
         return tuple(
             next(others) if last[address] in self._lost else last[address]

@@ -64,7 +64,7 @@ def on_mesh_of_blocks(unchanged: MeshPlanner, before: Candidate) -> Candidate:
         The planner of the input's own chunks for the workers' own mesh, and its candidate.
     """
     program, workers = unchanged.program, unchanged.workers
-    # blocks that are on workers have their places
+    # blocks that are on workers have their places, and positions of thousands are groups of workers
     is_free = unchanged.placed and not any(node.homes for node in program.nodes)
     if not is_free or unchanged.mesh.workers != workers:
         return before

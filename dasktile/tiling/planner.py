@@ -108,11 +108,10 @@ def tile(
     )
     name = method if isinstance(method, str) else method.choose.__name__
     before = unchanged.own_chunks()
-    own = before
-    if method == "none" or keep:
-        if keep and workers <= MAX_WORKERS:
-            own = on_mesh_of_blocks(unchanged, before)
-        return _plan(unchanged, name, before, own, keep or "method 'none'")
+    if keep:
+        return _plan(unchanged, name, before, on_mesh_of_blocks(unchanged, before), keep)
+    if method == "none":
+        return _plan(unchanged, name, before, before, "method 'none'")
     chosen = get(method) if isinstance(method, str) else method
     searches_all = name in ("auto", "exact")
     planner = _search_planner(unchanged, before, chosen, searches_all)
@@ -132,7 +131,7 @@ def tile(
     if force and after is before:
         after, verdict = candidates[0], ""
     used = math.prod(after.tiled.mesh)
-    if after is before and workers <= MAX_WORKERS:
+    if after is before:
         after = on_mesh_of_blocks(unchanged, before)
     return _plan(
         unchanged,

@@ -381,8 +381,8 @@ def test_as_text_and_numbers() -> None:
         missing={"tcp://3": "without the plugin"},
     )
     assert str(measured).splitlines() == [
-        "2 workers received 1.0 KiB from each other, predicted 2.0 KiB; 3 tasks, 2 of"
-        " them on a worker chosen by dasktile",
+        "2 workers received 1.0 KiB from each other, predicted 2.0 KiB; 3 tasks,"
+        " dasktile chose workers for 2",
         "errors inside dasktile: 1, see the logs",
         "not counted: 1 of 3 workers, without the plugin",
         "",

@@ -195,8 +195,7 @@ def _mixed(entries: Sequence[Any]) -> bool:
 
 
 def _picked(axis: TracedAxis, index: Positions) -> TracedAxis:
-    source = axis.source
-    return TracedAxis(source, index if source is not None else range(len(index)))
+    return TracedAxis(axis.source, index if axis.source is not None else range(len(index)))
 
 
 def _taken(axis: TracedAxis, entry: Any) -> TracedAxis:

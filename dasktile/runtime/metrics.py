@@ -48,6 +48,8 @@ class PlanCounts(Protocol):
         By name of a layer, the layer whose predicted bytes include those received for it.
     placed
         Number of tasks that have got a home worker.
+    stolen
+        Number of tasks that ran on another worker, because their home worker was late.
     held
         Number of root tasks that wait on the scheduler for their home worker.
     errors
@@ -57,6 +59,7 @@ class PlanCounts(Protocol):
     predicted: dict[str, int]
     rows: dict[str, str]
     placed: int
+    stolen: int
     errors: int
 
     @property
@@ -151,6 +154,9 @@ class Metrics:
         Counts of every layer, by name, layers of plans first.
     placed
         Number of tasks that have got a home worker.
+    stolen
+        Number of these that ran on an idle worker, because their home worker was late: a function
+        took long, or the worker was slow.  Bytes that are received for this are not predicted.
     errors
         Number of exceptions in dasktile's plugins on the scheduler and the workers.
     missing
@@ -176,6 +182,7 @@ class Metrics:
     left: int = 0
     of_left: WorkerCounts = field(default_factory=WorkerCounts)
     is_explained: bool = False
+    stolen: int = 0
 
     @property
     def by_row(self) -> dict[str, LayerCounts]:
@@ -253,6 +260,7 @@ class Metrics:
             "bytes_read_back": self.bytes_read_back,
             "tasks": self.tasks,
             "placed": self.placed,
+            "stolen": self.stolen,
             "errors": self.errors,
             "workers": {address: asdict(counts) for address, counts in self.workers.items()},
             "layers": {name: asdict(layer) for name, layer in self.layers.items()},
@@ -321,6 +329,11 @@ class Metrics:
             f" {predicted}; {format_count(self.tasks, 'task')},"
             f" dasktile chose workers for {self.placed:,}"
         ]
+        if self.stolen:
+            lines.append(
+                f"{format_count(self.stolen, 'task')} ran on another worker than planned, as"
+                f" {'that one was' if self.stolen == 1 else 'those were'} late"
+            )
         if self.bytes_spilled:
             prefetched = sum(counts.prefetched for counts in self._all())
             hits = sum(counts.hits for counts in self._all())
@@ -504,12 +517,13 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
         "predicted": dict(plugin.predicted),
         "rows": dict(plugin.rows),
         "placed": plugin.placed,
+        "stolen": plugin.stolen,
         "errors": plugin.errors,
         "left": plugin.left.report(),
     }
     if reset:
         plugin.predicted.clear()
-        plugin.placed = 0
+        plugin.placed = plugin.stolen = 0
         plugin.left.reset()
     return counts
 
@@ -586,6 +600,7 @@ def _gathered(
         left["workers"],
         of_left,
         bool(rows),
+        plan["stolen"],
     )
 
 

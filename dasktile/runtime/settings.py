@@ -26,6 +26,15 @@ class RuntimeSettings:
     stall_timeout
         Seconds without any task for its home worker after which a root task is sent to another
         worker, if that is idle.
+    steal_gain
+        Seconds that a task must end earlier on an idle worker to run there, besides those in
+        which its inputs and its result are moved.
+    steal_horizon
+        Seconds for which an idle worker takes tasks of others at once.
+    steal_from
+        Home workers whose tasks are considered at once, those with most tasks that wait.
+    steal_interval
+        Seconds as `check_interval` while some workers are idle and others have tasks that wait.
     min_family, max_family
         Root tasks of a graph without a plan that are sent to the same worker because their results
         are combined: at most so many, and none if every thread would have fewer than four families
@@ -90,6 +99,10 @@ class RuntimeSettings:
     check_interval: float = 0.5
     reassign_delay: float = 0.1
     stall_timeout: float = 2.0
+    steal_gain: float = 0.5
+    steal_horizon: float = 1.0
+    steal_from: int = 10
+    steal_interval: float = 0.1
     min_family: int = 4
     max_family: int = 16
     plan_window: int = 4

@@ -65,6 +65,7 @@ class Stub(SchedulerPlugin):
         self.held = 3
         self.errors = 0
         self.placed = 7
+        self.stolen = 2
 
 
 class Cluster:
@@ -666,6 +667,7 @@ def test_prometheus(cluster: Cluster) -> None:
         assert f'dasktile_bytes_received_total{{worker="{cluster.second}"}} {SIZE}.0' in lines
         assert f"dasktile_bytes_predicted_total {SIZE}.0" in lines
         assert "dasktile_tasks_placed_total 7.0" in lines
+        assert "dasktile_tasks_stolen_total 2.0" in lines
         assert "dasktile_plugin_errors_total 0.0" in lines
         plugin.predicted = None  # type: ignore[assignment]
         text = cluster.get("/metrics")

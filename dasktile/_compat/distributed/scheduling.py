@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import dask
+
 from dasktile._compat.distributed.checks import check
 from dasktile._compat.distributed.features import Feature
-from dasktile._compat.distributed.states import NO_WORKER, RELEASED
+from dasktile._compat.distributed.states import FORGOTTEN, MEMORY, NO_WORKER, RELEASED
 from dasktile._compat.distributed.table import PROCESS
 
 if TYPE_CHECKING:
@@ -147,6 +149,35 @@ def keep_from_stealing(scheduler: Scheduler, ts: TaskState) -> None:
     if stealing is not None:
         stealing.remove_key_from_stealable(ts)
         stealing.unknown_durations.get(ts.prefix.name, set()).discard(ts)
+
+
+def may_steal(scheduler: Scheduler) -> bool:
+    """Whether work stealing is switched on."""
+    return "stealing" in scheduler.extensions and bool(
+        dask.config.get("distributed.scheduler.work-stealing")
+    )
+
+
+def steal(scheduler: Scheduler, ts: TaskState, address: str) -> None:
+    """Have a task that was sent to a worker, but does not run yet, run on another one."""
+    stealing: Any = scheduler.extensions["stealing"]
+    stealing.move_task_request(ts, ts.processing_on, scheduler.workers[address])
+
+
+def usual_result(ts: TaskState) -> tuple[float, int] | None:
+    """Seconds that the tasks of a group took on average, and bytes of their results.
+
+    The latest tasks of the same prefix count, too, if they took less time.  None if no task of the
+    group has ended.
+    """
+    group = ts.group
+    counts: Any = group.states
+    ended = counts[MEMORY] + counts[RELEASED] + counts[FORGOTTEN]
+    if not ended:
+        return None
+    seconds = group.all_durations["compute"] / ended
+    latest = ts.prefix.duration_average
+    return seconds if latest < 0 else min(seconds, latest), group.nbytes_total // ended
 
 
 # Replicas ------------------------------------------------------------------------------

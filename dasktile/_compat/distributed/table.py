@@ -32,6 +32,8 @@ def _each(owner: str, used_for: str, *names: str, only_with: str = "") -> tuple[
 
 
 _TASK = "distributed.scheduler:TaskState"
+_GROUP = "distributed.scheduler:TaskGroup"
+_PREFIX = "distributed.scheduler:TaskPrefix"
 _WORKER = "distributed.scheduler:WorkerState"
 _STATES = "distributed.scheduler:ALL_TASK_STATES"
 _AMM = "distributed.active_memory_manager"
@@ -93,6 +95,23 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
             "stealing", "changed: keeps a task of unknown duration at home", "unknown_durations"
         ),
         *_each(_TASK, "the prefix of a task, for its duration", "prefix", only_with="stealing"),
+    ),
+    Feature.RELIEF: (
+        *_each("scheduler", "the extension", "extensions"),
+        *_each("scheduler", "the time to move a result", "bandwidth"),
+        *_each("scheduler", "workers that may take tasks", "running"),
+        Internal(
+            "stealing",
+            "move_task_request",
+            "moves a task that was sent",
+            call="ts, victim, thief",
+            only_with="stealing",
+        ),
+        *_each(_WORKER, "tasks that wait", "nthreads", "processing", "long_running"),
+        *_each(_TASK, "its group and prefix", "group", "prefix", "nbytes"),
+        *_each(_GROUP, "the usual time and size of a result", "states", "all_durations"),
+        *_each(_GROUP, "the usual size of a result", "nbytes_total"),
+        *_each(_PREFIX, "the latest time of a task", "duration_average"),
     ),
     Feature.REPLICAS: (
         *_each("scheduler", "the extension", "extensions"),

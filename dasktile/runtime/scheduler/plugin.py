@@ -28,6 +28,7 @@ from dasktile.runtime.scheduler.prometheus import add_collector, remove_collecto
 from dasktile.runtime.scheduler.replicas import keep_for_readers, restore_policy
 from dasktile.runtime.scheduler.roots import Roots, is_placed, unrestrict
 from dasktile.runtime.scheduler.rows import layer_graph, predicted_rows, rows
+from dasktile.runtime.scheduler.stealing import Stealing
 from dasktile.runtime.scheduler.windows import Windows
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.plugin import fold_counts
@@ -63,6 +64,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         By name of a layer, the layer whose predicted bytes include those received for it.
     placed
         Number of tasks that have got a home worker.
+    stolen
+        Number of tasks that ran on another worker, because their home worker was late.
     errors
         Number of exceptions in the plugin, its dashboard page and its metrics.
     failures
@@ -88,6 +91,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.predicted: dict[str, int] = {}
         self.rows: dict[str, str] = {}
         self.placed = 0
+        self.stolen = 0
         self.errors = 0
         self.failures = 0
         self.unavailable: dict[Feature, str] = {}
@@ -111,6 +115,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             "predicted": self.predicted,
             "rows": self.rows,
             "placed": self.placed,
+            "stolen": self.stolen,
             "left": self.left.without_present(),
         }
 
@@ -119,6 +124,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.predicted = counts["predicted"]
         self.rows = counts["rows"]
         self.placed = counts["placed"]
+        self.stolen = counts["stolen"]
         self.left = counts["left"]
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -150,6 +156,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._guard,
             self._has(Feature.ROOTS) and self._has(Feature.ORDER),
             self.settings,
+        )
+        self.stealing = Stealing(scheduler, self.roots, self.settings)
+        self._steals = (
+            self._has(Feature.RELIEF)
+            and self._has(Feature.ROOTS)
+            and scheduling.may_steal(scheduler)
         )
         self.members = Members(
             scheduler,
@@ -207,7 +219,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.windows.clear()
         # the workers, which are new, count from zero as well
         self.predicted.clear()
-        self.placed = 0
+        self.placed = self.stolen = 0
         self.left.restart()
         self.members.publish()
 
@@ -227,7 +239,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self.roots.check)
             if len(self.windows):
                 self._guard(self.windows.check)
-            self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
+            interval = self.settings.check_interval
+            if self._steals and self.placed and self._processing:
+                self._guard(self.stealing.check)
+                if self.stealing.is_needed:
+                    interval = self.settings.steal_interval
+            self._check_timer = self.loop.call_later(interval, self._check)
 
     def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function; count its exception, suppress it, and free all tasks."""
@@ -382,10 +399,16 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._processing -= 1
         if self._places:
             self._track_roots(key, start, finish, kwargs.get("worker"))
+            if start == states.PROCESSING:
+                worker, timed = kwargs.get("worker"), kwargs.get("startstops")
+                self._guard(self._task_ended, key, worker, timed)
         if len(self.windows):
             self._guard(self.windows.ended, key, finish)
         if self.hints and finish in HINTED:
             self._guard_hints(self.hint_sender.transition, key, start, finish)
+
+    def _task_ended(self, key: Any, worker: str | None, timed: Any) -> None:
+        self.stolen += self.stealing.task_ended(key, worker, timed)
 
     def _track_roots(self, key: Any, start: str, finish: str, worker: str | None) -> None:
         """Hold or release root tasks after a transition, on a worker if that is known."""

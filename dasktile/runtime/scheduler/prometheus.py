@@ -69,6 +69,11 @@ class _Collector:
                 sum(plugin.placed for plugin in plugins),
             ),
             (
+                "tasks_stolen",
+                "Tasks that ran on another worker, because their home worker was late",
+                sum(plugin.stolen for plugin in plugins),
+            ),
+            (
                 "plugin_errors",
                 "Exceptions in the plugin of the scheduler",
                 sum(plugin.errors for plugin in plugins),

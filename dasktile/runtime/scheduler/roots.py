@@ -170,7 +170,7 @@ class Roots:
         self._stalled: list[str] = []
         #: Number of running workers when :meth:`release` was called last.
         self._running = 0
-        self._place = place
+        self.place = place
         self._guard = guard
         self._available = available
         self._loop = asyncio.get_running_loop()
@@ -327,8 +327,8 @@ class Roots:
             homes = [home for home in self._changed if home in self.ready]
             workers = [worker for worker in self._changed if worker in slots]
         self._changed, self._all_changed, self._running = set(), False, running
-        homes.sort(key=self._place)
-        workers.sort(key=self._place)
+        homes.sort(key=self.place)
+        workers.sort(key=self.place)
         free = Free(workers, slots)
         recommendations: dict[Any, Any] = {}
         if self.families.of:

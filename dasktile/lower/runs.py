@@ -56,6 +56,8 @@ class TaskTable:
     gathered
         The wanted results that the client takes out of tuples; the others must have keys of their
         own.
+    unknown
+        Tasks of which it is unknown how long they take.
     arrange
         The function that orders the tasks, as `run_order` does.
     """
@@ -70,6 +72,7 @@ class TaskTable:
     cuts: Collection[int] = ()
     working: Sequence[int] = ()
     gathered: Collection[int] = ()
+    unknown: Collection[int] = ()
     arrange: Arrange = run_order
 
     @cached_property
@@ -111,6 +114,8 @@ class RunLimits:
         Tasks that a worker runs at once.
     per_thread
         Least number of runs of one home and phase for every thread.
+    per_thread_unknown
+        The same where it is unknown how long a task of them takes, if that is more.
     remaining
         Tasks of a home and phase that may remain, picks included, as a share of those before.
     span
@@ -126,6 +131,7 @@ class RunLimits:
     results: float = inf
     threads: int = 1
     per_thread: int = 3
+    per_thread_unknown: int = 0
     remaining: float = 0.75
     span: float = 2.0
     task_bytes: float = 0.8e6
@@ -245,6 +251,7 @@ class _Forming:
         self.readers = table.readers
         self.kept = set(table.kept)
         self.gathered = set(table.gathered)
+        self.unknown = set(table.unknown)
         #: For every task, the home and the phase; None for a task that no run may contain.
         self.group: list[tuple[Home, int] | None] = [
             None if home is None else (home, phase)
@@ -289,7 +296,10 @@ class _Forming:
                 self.weights[number] = self.table.counts[number]
             total = sum(self.weights[number] for number in group)
         # one task and the cuts of its result keep a thread as busy as that task
-        most = max(1, min(limits.tasks, total // (limits.per_thread * limits.threads)))
+        per_thread = limits.per_thread
+        if not self.unknown.isdisjoint(group):
+            per_thread = max(per_thread, limits.per_thread_unknown)
+        most = max(1, min(limits.tasks, total // (per_thread * limits.threads)))
         runs: list[Sequence[int]] = []
         start = 0
         while start < len(group):

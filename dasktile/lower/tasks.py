@@ -9,7 +9,7 @@ inputs and its layer.  So does a future, a block of a persisted array.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import iscoroutinefunction
@@ -57,10 +57,13 @@ class MergedGraph:
         The graph.
     noted
         By layer of the graph before, its blocks according to its annotations.
+    parts
+        By layer, the layers of the graph before that are merged into it.
     """
 
     graph: HighLevelGraph
     noted: Mapping[str, NotedBlocks]
+    parts: Mapping[str, Set[str]] = field(default_factory=dict)
 
 
 def merged(graph: HighLevelGraph, wanted: Collection[str]) -> MergedGraph:
@@ -74,7 +77,22 @@ def merged(graph: HighLevelGraph, wanted: Collection[str]) -> MergedGraph:
         Names of layers of which keys are wanted.
     """
     after = optimize_blockwise(graph, keys=[(name,) for name in wanted])
-    return MergedGraph(after, noted_blocks(graph))
+    return MergedGraph(after, noted_blocks(graph), _merged_into(graph, after))
+
+
+def _merged_into(graph: HighLevelGraph, after: HighLevelGraph) -> dict[str, set[str]]:
+    """By layer of a graph, the layers of the graph before that Dask has merged into it."""
+    gone = graph.layers.keys() - after.layers.keys()
+    parts: dict[str, set[str]] = {}
+    for name in after.layers if gone else ():
+        inside, stack = set[str](), [name]
+        while stack:
+            reads = graph.dependencies.get(stack.pop(), set()) & gone - inside
+            inside |= reads
+            stack += reads
+        if inside:
+            parts[name] = inside
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,8 @@ class BundleLimits:
         By key of a task, bytes that it holds while it runs, besides its inputs and its result.
     gathered
         Names of the layers of outputs whose blocks the client takes out of tuples.
+    unknown
+        Names of layers whose tasks call functions of which it is unknown how long they take.
     settings
         Numbers of the policy.
     planned_for
@@ -127,6 +147,7 @@ class BundleLimits:
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     gathered: Collection[str] = ()
+    unknown: Collection[str] = ()
     settings: LowerSettings = DEFAULTS
     planned_for: int | None = None
 
@@ -181,7 +202,7 @@ class GraphTasks:
         order: Sequence[str],
         limits: BundleLimits,
     ) -> None:
-        self.graph, self.noted = graph.graph, graph.noted
+        self.graph, self.noted, self._parts = graph.graph, graph.noted, graph.parts
         self.wanted, self.limits = wanted, limits
         self.keys: list[Key] = []
         self.tasks: list[Any] = []
@@ -234,6 +255,17 @@ class GraphTasks:
         return {number for number in self.kept if self.layer[number] in self.limits.gathered}
 
     @cached_property
+    def unknown(self) -> set[int]:
+        """Tasks that call functions of which it is unknown how long they take."""
+        unknown = self.limits.unknown
+        layers = {
+            name
+            for name in self.graph.layers
+            if name in unknown or not self._parts.get(name, set()).isdisjoint(unknown)
+        }
+        return {number for number, layer in enumerate(self.layer) if layer in layers}
+
+    @cached_property
     def table(self) -> TaskTable:
         """The tasks, for `form_runs`."""
         numbers = range(len(self.keys))
@@ -248,6 +280,7 @@ class GraphTasks:
             working=self.working,
             cuts=self.cuts,
             gathered=self.gathered,
+            unknown=self.unknown,
         )
 
     def is_output(self, number: int) -> bool:

@@ -17,6 +17,7 @@ from dasktile.capture.rules.sources import Read
 from dasktile.ir import (
     Chunks,
     Follow,
+    Kind,
     Node,
     Role,
     Sharding,
@@ -160,8 +161,19 @@ class WrittenArrays:
             placements=placements,
             tiles=self.tiles(),
             working=working,
+            unknown=self.unknown,
             settings=self.settings,
         )
+
+    @property
+    def unknown(self) -> set[str]:
+        """Names of layers whose tasks call functions of which it is unknown how long they take."""
+        nodes = self.captured.program.nodes
+        return {
+            self.made.get(index, node.name)
+            for index, node in enumerate(nodes)
+            if node.kind is Kind.OPAQUE and node.edges
+        }
 
     def carries(self, index: int, nbytes: int) -> dict[str, int]:
         """Bytes of what a running reduction hands from one tile to the next, by names of keys.

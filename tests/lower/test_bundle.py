@@ -315,6 +315,28 @@ def test_threads_of_a_worker_have_bundles_each(workers) -> None:
         assert min(homes.values()) >= 3 * threads
 
 
+def _opened(block: Any) -> Any:
+    """It is unknown what this does, or how long it takes."""
+    with open(os.devnull) as file:
+        return block + len(file.read())
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_functions_of_unknown_duration_are_in_smaller_bundles(workers, merges: bool) -> None:
+    """Also where Dask merges their layer with that of a reduction."""
+    x = da.random.default_rng(0).random((64, 640), chunks=(8, 10))
+    counts = {}
+    for threads in (1, 2):
+        workers(4, threads)
+        for y in (x, x.map_blocks(_opened, dtype=x.dtype)):
+            new = dasktile.optimize(y.sum(axis=0) if merges else y.sum(axis=0) + y.max(axis=0))
+            made = bundles_of(tasks_of(new))
+            counts[threads, y is x] = sum(not task.dependencies for task in made.values())
+    # 128 blocks on each worker: 8 bundles of them, and 16 for two threads
+    assert counts[1, False] == counts[1, True] == counts[2, True]
+    assert counts[2, False] > 1.5 * counts[2, True]
+
+
 def test_all_outputs_and_their_keys_resolve(workers) -> None:
     workers(4)
     x = da.random.default_rng(0).random((2000, 2000), chunks=100)

@@ -269,6 +269,18 @@ def test_every_thread_has_several_runs() -> None:
     assert not form_runs(table(sums(3, 3)), RunLimits(100, threads=8))
 
 
+def test_there_are_more_runs_where_it_is_unknown_how_long_a_task_takes() -> None:
+    reads = [*sums(12), *([] for _ in range(48)), list(range(61, 109))]
+    homes = ["a"] * 61 + ["b"] * 49
+    limits = loose(100, per_thread=2, per_thread_unknown=6)
+    runs = form_runs(table(reads, homes, unknown={70}), limits)
+    assert sum(homes[run.tasks[0]] == "a" for run in runs) <= 4
+    assert sum(homes[run.tasks[0]] == "b" for run in runs) >= 6
+    assert form_runs(table(reads, homes), limits) == form_runs(
+        table(reads, homes, unknown={70}), replace(limits, per_thread_unknown=0)
+    )
+
+
 def test_runs_that_wait_for_each_other_keep_no_thread_busy() -> None:
     """A stencil: each of eight columns reads its neighbours of the step before."""
     width, steps = 8, 8

@@ -17,12 +17,20 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import TopologicalSorter
 from math import inf
 
 from dasktile.lower.run_order import SAME_SIZE, Arrange, inputs_first, peak, run_order
 from dasktile.schedule.edges import readers_of
 
 Home = Hashable
+
+#: Lanes for each thread of a worker (chosen: with one, threads wait for the longest lane).
+_LANES = 2
+
+#: Time in which a function takes a byte, over that in which a byte is moved between workers
+#: (chosen: 1.3 GB and 0.27 GB a second).
+_FUNCTION_BYTES = 0.2
 
 #: The client as a reader of results: it is no task of the graph.
 CLIENT = "client"
@@ -173,6 +181,19 @@ class Run:
         return 1 if self.whole else 1 + len(self.picks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Runs, and tasks in no run: their number, and the most of which each reads another."""
+
+    count: int
+    depth: int
+
+    @property
+    def width(self) -> float:
+        """How many can run at once, on average."""
+        return self.count / self.depth
+
+
 def form_runs(table: TaskTable, limits: RunLimits) -> list[Run]:
     """The runs of two or more tasks by which a graph has fewer tasks, in the order to run them.
 
@@ -274,9 +295,8 @@ class _Forming:
                 passed[group[0]] = self.place[number] + self.weights[number]
         # by group: runs of it, as lists of tasks
         parts: dict[tuple[Home, int], list[Sequence[int]]] = {
-            group: self._cut(numbers) for group, numbers in groups.items()
+            group: self._runs_of(numbers) for group, numbers in groups.items()
         }
-        parts = {group: runs for group, runs in parts.items() if self._busy(groups[group], runs)}
         while True:
             formed = self._exchanged(parts)
             before = sum(map(len, parts.values()))
@@ -286,8 +306,50 @@ class _Forming:
                 every = (run for runs in formed.values() for run in runs)
                 return sorted(every, key=lambda run: position[run.tasks[-1]])
 
-    def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
-        """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""
+    def _runs_of(self, group: Sequence[int]) -> list[Sequence[int]]:
+        """Runs of one home and phase; none where threads would wait for each other too long.
+
+        Tasks outside of runs stay single.
+        """
+        most = self._most(group)
+        runs = self._cut(group, most)
+        if self._busy(group, runs):
+            return runs
+        lanes = [run for lane in self._lanes(group) for run in self._cut(lane, most)]
+        if lanes and self._busy(group, lanes):
+            return lanes
+        return runs if self._is_faster(group, runs) else []
+
+    def _lanes(self, group: Sequence[int]) -> list[list[int]]:
+        """The tasks of one home and phase, divided so that threads need not wait for each other.
+
+        Runs of one lane may read each other, and no runs of other lanes: lanes are parts of the
+        order, and in the last one are the tasks that read results of several others, directly or
+        not.  There are none where such results take much memory, as they are all in memory then.
+        """
+        count = _LANES * self.limits.threads
+        total, passed = max(1, sum(self.weights[number] for number in group)), 0
+        lane_of: dict[int, int] = {}
+        lanes: list[list[int]] = [[] for _ in range(count + 1)]
+        waiting: set[int] = set()
+        for number in group:
+            reads = [read for read in self.table.reads[number] if read in lane_of]
+            found = {lane_of[read] for read in reads}
+            if not found:
+                lane = min(passed * count // total, count - 1)
+            else:
+                lane = found.pop() if len(found) == 1 else count
+            if lane == count:
+                waiting.update(read for read in reads if lane_of[read] != count)
+                self.place[number] = self.place[group[-1]]
+            lane_of[number] = lane
+            lanes[lane].append(number)
+            passed += self.weights[number]
+        kept = sum(self.table.sizes[number] for number in waiting)
+        return lanes if kept <= self.limits.work else []
+
+    def _most(self, group: Sequence[int]) -> int:
+        """Tasks of one run of a home and phase, as far as they count."""
         limits = self.limits
         total = sum(self.weights[number] for number in group)
         if not total:
@@ -299,7 +361,10 @@ class _Forming:
         per_thread = limits.per_thread
         if not self.unknown.isdisjoint(group):
             per_thread = max(per_thread, limits.per_thread_unknown)
-        most = max(1, min(limits.tasks, total // (per_thread * limits.threads)))
+        return max(1, min(limits.tasks, total // (per_thread * limits.threads)))
+
+    def _cut(self, group: Sequence[int], most: int) -> list[Sequence[int]]:
+        """Cut tasks of one home and phase into runs of at most so many tasks."""
         runs: list[Sequence[int]] = []
         start = 0
         while start < len(group):
@@ -400,27 +465,42 @@ class _Forming:
 
     def _busy(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> bool:
         """Whether the threads of a worker are as busy with the runs of a group as without."""
-        threads = self.limits.threads
-        if threads == 1 or not runs:
+        if self.limits.threads == 1 or not runs:
             return True
-        run_of = {number: -1 - at for at, run in enumerate(runs) for number in run}
-        members = set(group)
-        #: Longest chain of tasks, and of runs, that ends with each.
+        alone, bundled = self._units(group, ()), self._units(group, runs)
+        return bundled.width >= min(self.limits.threads, alone.width)
+
+    def _is_faster(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> bool:
+        """Whether the runs of a group take less time than its tasks, with threads that wait.
+
+        Functions are taken to run at the speed of memory, and tasks of small arrays take a worker
+        longer than their functions, on one thread.
+        """
+        if not runs or not self.unknown.isdisjoint(group):
+            return False
+        sizes, reads, limits = self.table.sizes, self.table.reads, self.limits
+        touched = sum(sizes[number] + sum(sizes[n] for n in reads[number]) for number in group)
+
+        def cost(units: _Units) -> float:
+            functions = _FUNCTION_BYTES * touched / min(limits.threads, units.width)
+            return max(functions, limits.task_bytes * units.count)
+
+        return cost(self._units(group, runs)) <= cost(self._units(group, ()))
+
+    def _units(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> _Units:
+        """The runs of a group, and its tasks in no run."""
+        unit = {number: number for number in group}
+        for at, run in enumerate(runs):
+            unit |= dict.fromkeys(run, -1 - at)
+        before: dict[int, set[int]] = {each: set() for each in unit.values()}
+        for number, each in unit.items():
+            before[each].update(unit[read] for read in self.table.reads[number] if read in unit)
+            before[each].discard(each)
+        #: Longest chain of units that ends with each.
         depth: dict[int, int] = {}
-        run_depth: dict[int, int] = {}
-        singles = 0
-        for number in group:
-            reads = [read for read in self.table.reads[number] if read in members]
-            depth[number] = 1 + max((depth[read] for read in reads), default=0)
-            unit = run_of.get(number, number)
-            singles += unit == number
-            run_depth[unit] = max(
-                run_depth.get(unit, 1),
-                1 + max((run_depth[other] for read in reads
-                         if (other := run_of.get(read, read)) != unit), default=0),
-            )  # fmt: skip
-        width = len(group) / max(depth.values())
-        return (len(runs) + singles) / max(run_depth.values()) >= min(threads, width)
+        for each in TopologicalSorter(before).static_order():
+            depth[each] = 1 + max((depth[other] for other in before[each]), default=0)
+        return _Units(len(depth), max(depth.values()))
 
     def _exchanged(
         self, parts: Mapping[tuple[Home, int], Sequence[Sequence[int]]]

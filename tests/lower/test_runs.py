@@ -281,25 +281,53 @@ def test_there_are_more_runs_where_it_is_unknown_how_long_a_task_takes() -> None
     )
 
 
-def test_runs_that_wait_for_each_other_keep_no_thread_busy() -> None:
-    """A stencil: each of eight columns reads its neighbours of the step before."""
-    width, steps = 8, 8
+def stencil(width: int, steps: int) -> list[list[int]]:
+    """Each of some columns reads its neighbours of the step before."""
     reads: list[list[int]] = []
     for step in range(steps):
         for column in range(width):
             near = [c for c in (column - 1, column, column + 1) if 0 <= c < width]
             reads.append([(step - 1) * width + c for c in near] if step else [])
-    one = form_runs(table(reads, kept=range(56, 64)), loose(16))
-    assert one
-    two = form_runs(table(reads, kept=range(56, 64)), loose(16, threads=4))
-    unit = units(table(reads), two)
+    return reads
+
+
+def width_of(tasks: TaskTable, runs: list[Run]) -> float:
+    """Runs, and tasks in no run, over the most of which each reads another."""
+    unit = units(tasks, runs)
+    graph: dict[int, set[int]] = {each: set() for each in unit}
+    for number, reads in enumerate(tasks.reads):
+        graph[unit[number]] |= {unit[read] for read in reads} - {unit[number]}
     depth: dict[int, int] = {}
-    for number in range(len(reads)):
-        depth[unit[number]] = max(
-            depth.get(unit[number], 1),
-            1 + max((depth[unit[r]] for r in reads[number] if unit[r] != unit[number]), default=0),
-        )
-    assert len(set(unit)) / max(depth.values()) >= 4
+    for each in TopologicalSorter(graph).static_order():  # raises if there is a cycle
+        depth[each] = 1 + max((depth[other] for other in graph[each]), default=0)
+    return len(depth) / max(depth.values())
+
+
+def test_runs_of_large_arrays_that_wait_for_each_other_keep_no_thread_busy() -> None:
+    tasks = table(stencil(8, 8), kept=range(56, 64), size=100)
+    assert form_runs(tasks, loose(16))
+    assert width_of(tasks, form_runs(tasks, loose(16, threads=4))) >= 4
+
+
+def test_runs_of_small_arrays_may_wait_for_each_other() -> None:
+    """Threads wait, but a worker takes longer for a task than for its function."""
+    tasks = table(stencil(8, 8), kept=range(56, 64))
+    runs = form_runs(tasks, loose(16, threads=4))
+    assert runs
+    assert width_of(tasks, runs) < 4
+    # functions of unknown duration may take any time
+    some = form_runs(replace(tasks, unknown={0}), loose(16, threads=4))
+    assert width_of(tasks, some) >= 4
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_parts_of_a_group_run_on_threads_of_their_own(threads: int) -> None:
+    """Each part of a wide stencil is a chain of runs, and what several parts make comes last."""
+    tasks = table(stencil(96, 2), kept=range(96, 192), size=100)
+    runs = form_runs(tasks, loose(12, threads=threads))
+    assert len(runs) >= 8
+    assert sum(len(run.tasks) for run in runs) > 0.9 * 192
+    assert width_of(tasks, runs) >= threads
 
 
 def test_a_group_with_little_gain_is_unchanged() -> None:

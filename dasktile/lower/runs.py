@@ -122,7 +122,7 @@ class RunLimits:
         Tasks that a worker runs at once.
     per_thread
         Least number of runs of one home and phase for every thread.
-    per_thread_unknown
+    per_thread_if_unknown
         The same where it is unknown how long a task of them takes, if that is more.
     remaining
         Tasks of a home and phase that may remain, picks included, as a share of those before.
@@ -139,7 +139,7 @@ class RunLimits:
     results: float = inf
     threads: int = 1
     per_thread: int = 3
-    per_thread_unknown: int = 0
+    per_thread_if_unknown: int = 0
     remaining: float = 0.75
     span: float = 2.0
     task_bytes: float = 0.8e6
@@ -360,7 +360,7 @@ class _Forming:
         # one task and the cuts of its result keep a thread as busy as that task
         per_thread = limits.per_thread
         if not self.unknown.isdisjoint(group):
-            per_thread = max(per_thread, limits.per_thread_unknown)
+            per_thread = max(per_thread, limits.per_thread_if_unknown)
         return max(1, min(limits.tasks, total // (per_thread * limits.threads)))
 
     def _cut(self, group: Sequence[int], most: int) -> list[Sequence[int]]:

@@ -40,7 +40,7 @@ class LowerSettings:
     bundles_per_thread
         Least number of bundles of one home and phase for every thread of the worker (chosen: one
         runs while the inputs of another are received).
-    bundles_unknown
+    bundles_per_thread_if_unknown
         The same for workers of several threads where a task calls a function of which it is unknown
         how long it takes (chosen: threads that have run their bundles wait for the others, on
         average for half a bundle; a task more takes some milliseconds, one such function may take
@@ -85,7 +85,7 @@ class LowerSettings:
     fan_in: int = 8
     bundle_results: float = 0.25
     bundles_per_thread: int = 3
-    bundles_unknown: int = 8
+    bundles_per_thread_if_unknown: int = 8
     bundle_task_bytes: float = 0.8e6
     bundle_remaining: float = 0.75
     steps_save: float = 0.75

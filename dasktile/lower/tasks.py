@@ -87,7 +87,7 @@ def _merged_into(graph: HighLevelGraph, after: HighLevelGraph) -> dict[str, set[
     for name in after.layers if gone else ():
         inside, stack = set[str](), [name]
         while stack:
-            reads = graph.dependencies.get(stack.pop(), set()) & gone - inside
+            reads = (graph.dependencies.get(stack.pop(), set()) & gone) - inside
             inside |= reads
             stack += reads
         if inside:

@@ -27,14 +27,14 @@ class RuntimeSettings:
         Seconds without any task for its home worker after which a root task is sent to another
         worker, if that is idle.
     steal_gain
-        Seconds that a task must end earlier on an idle worker to run there, besides those in
+        Seconds that a task must end earlier on an idle worker to be stolen, the time included in
         which its inputs and its result are moved.
     steal_horizon
-        Seconds for which an idle worker takes tasks of others at once.
-    steal_from
-        Home workers whose tasks are considered at once, those with most tasks that wait.
+        Seconds for which a thread steals tasks at once.
+    steal_from, steal_most
+        Late workers from which tasks are stolen at once, and the most tasks of each.
     steal_interval
-        Seconds as `check_interval` while some workers are idle and others have tasks that wait.
+        Seconds as `check_interval`, after tasks were stolen or might have been.
     min_family, max_family
         Root tasks of a graph without a plan that are sent to the same worker because their results
         are combined: at most so many, and none if every thread would have fewer than four families
@@ -102,6 +102,7 @@ class RuntimeSettings:
     steal_gain: float = 0.5
     steal_horizon: float = 1.0
     steal_from: int = 10
+    steal_most: int = 100
     steal_interval: float = 0.1
     min_family: int = 4
     max_family: int = 16

@@ -272,12 +272,12 @@ def test_every_thread_has_several_runs() -> None:
 def test_there_are_more_runs_where_it_is_unknown_how_long_a_task_takes() -> None:
     reads = [*sums(12), *([] for _ in range(48)), list(range(61, 109))]
     homes = ["a"] * 61 + ["b"] * 49
-    limits = loose(100, per_thread=2, per_thread_unknown=6)
+    limits = loose(100, per_thread=2, per_thread_if_unknown=6)
     runs = form_runs(table(reads, homes, unknown={70}), limits)
     assert sum(homes[run.tasks[0]] == "a" for run in runs) <= 4
     assert sum(homes[run.tasks[0]] == "b" for run in runs) >= 6
     assert form_runs(table(reads, homes), limits) == form_runs(
-        table(reads, homes, unknown={70}), replace(limits, per_thread_unknown=0)
+        table(reads, homes, unknown={70}), replace(limits, per_thread_if_unknown=0)
     )
 
 

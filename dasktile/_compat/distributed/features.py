@@ -17,7 +17,7 @@ class Feature(Enum):
     PLACEMENT = "placement"
     ROOTS = "root throttle"
     STEALING = "protection from work stealing"
-    RELIEF = "relief of late workers"
+    LATE_WORKERS = "stealing from late workers"
     REPLICAS = "replicas for readers"
     ORDER = "order of plans"
     HINTS = "next-use hints"
@@ -37,7 +37,7 @@ WITHOUT = {
     Feature.PLACEMENT: "distributed chooses the workers of tasks",
     Feature.ROOTS: "root tasks are sent to their home workers at once",
     Feature.STEALING: "idle workers may steal tasks from their home workers",
-    Feature.RELIEF: "tasks wait for their home workers, however slow these are",
+    Feature.LATE_WORKERS: "tasks wait for their home workers, however slow these are",
     Feature.REPLICAS: "distributed may drop copies that a task will read",
     Feature.ORDER: "plans run after graphs that were submitted later",
     Feature.HINTS: "workers evict the least recently used results",

@@ -11,7 +11,7 @@ import dask
 
 from dasktile._compat.distributed.checks import check
 from dasktile._compat.distributed.features import Feature
-from dasktile._compat.distributed.states import FORGOTTEN, MEMORY, NO_WORKER, RELEASED
+from dasktile._compat.distributed.states import NO_WORKER, RELEASED
 from dasktile._compat.distributed.table import PROCESS
 
 if TYPE_CHECKING:
@@ -164,20 +164,9 @@ def steal(scheduler: Scheduler, ts: TaskState, address: str) -> None:
     stealing.move_task_request(ts, ts.processing_on, scheduler.workers[address])
 
 
-def usual_result(ts: TaskState) -> tuple[float, int] | None:
-    """Seconds that the tasks of a group took on average, and bytes of their results.
-
-    The latest tasks of the same prefix count, too, if they took less time.  None if no task of the
-    group has ended.
-    """
-    group = ts.group
-    counts: Any = group.states
-    ended = counts[MEMORY] + counts[RELEASED] + counts[FORGOTTEN]
-    if not ended:
-        return None
-    seconds = group.all_durations["compute"] / ended
-    latest = ts.prefix.duration_average
-    return seconds if latest < 0 else min(seconds, latest), group.nbytes_total // ended
+def is_in_flight(scheduler: Scheduler, ts: TaskState) -> bool:
+    """Whether a worker was asked for a task that another one steals, and has not answered."""
+    return ts in scheduler.extensions["stealing"].in_flight
 
 
 # Replicas ------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ def _each(owner: str, used_for: str, *names: str, only_with: str = "") -> tuple[
 
 
 _TASK = "distributed.scheduler:TaskState"
-_GROUP = "distributed.scheduler:TaskGroup"
-_PREFIX = "distributed.scheduler:TaskPrefix"
 _WORKER = "distributed.scheduler:WorkerState"
 _STATES = "distributed.scheduler:ALL_TASK_STATES"
 _AMM = "distributed.active_memory_manager"
@@ -96,7 +94,7 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
         ),
         *_each(_TASK, "the prefix of a task, for its duration", "prefix", only_with="stealing"),
     ),
-    Feature.RELIEF: (
+    Feature.LATE_WORKERS: (
         *_each("scheduler", "the extension", "extensions"),
         *_each("scheduler", "the time to move a result", "bandwidth"),
         *_each("scheduler", "workers that may take tasks", "running"),
@@ -107,11 +105,9 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
             call="ts, victim, thief",
             only_with="stealing",
         ),
+        *_each("stealing", "tasks that a worker was asked for", "in_flight", only_with="stealing"),
         *_each(_WORKER, "tasks that wait", "nthreads", "processing", "long_running"),
-        *_each(_TASK, "its group and prefix", "group", "prefix", "nbytes"),
-        *_each(_GROUP, "the usual time and size of a result", "states", "all_durations"),
-        *_each(_GROUP, "the usual size of a result", "nbytes_total"),
-        *_each(_PREFIX, "the latest time of a task", "duration_average"),
+        *_each(_TASK, "the size of a result", "nbytes"),
     ),
     Feature.REPLICAS: (
         *_each("scheduler", "the extension", "extensions"),
@@ -132,6 +128,7 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
         *_each(f"{_AMM}:ReduceReplicas", "the extension", "manager", only_with="amm"),
         *_each(_TASK, "the workers of readers", "waiters", "worker_restrictions", only_with="amm"),
         *_each(_TASK, "the workers of readers", "who_has", "loose_restrictions", only_with="amm"),
+        *_each(_TASK, "the workers of readers", "processing_on", only_with="amm"),
     ),
     Feature.ORDER: (
         *_each(_TASK, "assigned: the order in which tasks run", "priority"),

@@ -104,6 +104,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self._any_positions = False
         self._reassigning = False
         self._checking = False
+        #: Whether tasks have got home workers, whatever was counted since.
+        self._any_placed = False
+        #: Whether idle workers may steal tasks, and whether that is looked at again soon.
+        self._steals = False
+        self._stealing_soon = False
         #: Whether tasks have home workers; asked for at every transition of a task.
         self._places = False
 
@@ -159,8 +164,10 @@ class TileSchedulerPlugin(SchedulerPlugin):
         )
         self.stealing = Stealing(scheduler, self.roots, self.settings)
         self._steals = (
-            self._has(Feature.RELIEF)
+            self.placement
+            and self._has(Feature.LATE_WORKERS)
             and self._has(Feature.ROOTS)
+            and self._has(Feature.STEALING)
             and scheduling.may_steal(scheduler)
         )
         self.members = Members(
@@ -217,6 +224,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         self.roots.clear()
         self.windows.clear()
+        self.stealing.clear()
         # the workers, which are new, count from zero as well
         self.predicted.clear()
         self.placed = self.stolen = 0
@@ -239,12 +247,26 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self.roots.check)
             if len(self.windows):
                 self._guard(self.windows.check)
-            interval = self.settings.check_interval
-            if self._steals and self.placed and self._processing:
-                self._guard(self.stealing.check)
-                if self.stealing.is_needed:
-                    interval = self.settings.steal_interval
-            self._check_timer = self.loop.call_later(interval, self._check)
+            self._check_late_workers()
+            self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
+
+    def _check_late_workers(self) -> None:
+        """Let idle workers steal tasks of late ones, and look again soon if that may go on."""
+        if not self._steals or plugins.plugin_of(self.scheduler, self.name) is not self:
+            return
+        if self._any_placed and self._processing:
+            self._guard(self._steal)
+        else:
+            self.stealing.clear()
+
+    def _steal(self) -> None:
+        if self.stealing.check() and not self._stealing_soon:
+            self._stealing_soon = True
+            self.loop.call_later(self.settings.steal_interval, self._steal_again)
+
+    def _steal_again(self) -> None:
+        self._stealing_soon = False
+        self._check_late_workers()
 
     def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function; count its exception, suppress it, and free all tasks."""
@@ -280,6 +302,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Let all tasks run on any worker."""
         self.roots.free_all()
         self.windows.free_all()
+        self.stealing.clear()
         if not self._has(Feature.PLACEMENT):
             return
         for ts in self.scheduler.tasks.values():
@@ -382,6 +405,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.members.lose_leaving()
         placed = self.placing.place(keys)
         self.placed += placed.count
+        self._any_placed = self._any_placed or placed.count > 0
         self._predict(placed.first, placed.bundles, placed.layers)
 
     def _hold_plan(self, keys: Iterable[Any]) -> None:
@@ -399,7 +423,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._processing -= 1
         if self._places:
             self._track_roots(key, start, finish, kwargs.get("worker"))
-            if start == states.PROCESSING:
+            if self._steals and start == states.PROCESSING:
                 worker, timed = kwargs.get("worker"), kwargs.get("startstops")
                 self._guard(self._task_ended, key, worker, timed)
         if len(self.windows):
@@ -426,6 +450,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self.roots.add_ready, ts)
         elif finish == states.FORGOTTEN:
             self.roots.forget(key)
+            self.stealing.forget(key)
         elif start in (states.PROCESSING, states.MEMORY):
             if finish == states.RELEASED:
                 ts = self.scheduler.tasks[key]

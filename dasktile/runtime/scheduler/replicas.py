@@ -40,11 +40,17 @@ def keep_for_readers_policy(reduce_replicas: Any) -> Any:
                     yield scheduling.drop(ts, free)
 
         def _homes(self, ts: TaskState) -> set[WorkerState]:
-            workers = self.manager.scheduler.workers
-            return {
+            workers, waiters = self.manager.scheduler.workers, ts.waiters or ()
+            # tasks that were stolen run elsewhere than at home
+            sent = {
+                waiter.processing_on
+                for waiter in waiters
+                if waiter.loose_restrictions and waiter.processing_on is not None
+            }
+            return sent | {
                 workers[address]
-                for waiter in ts.waiters or ()
-                if waiter.loose_restrictions
+                for waiter in waiters
+                if waiter.loose_restrictions and waiter.processing_on is None
                 for address in waiter.worker_restrictions or ()
                 if address in workers
             }

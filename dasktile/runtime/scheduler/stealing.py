@@ -1,33 +1,79 @@
-"""Tasks of home workers that are late run on idle workers.
+"""Idle workers steal tasks of home workers that are late.
 
 Work stealing of distributed would move tasks of a plan whenever a worker is idle for a moment, so
-that they are excluded from it.  Here, tasks move only if their home worker would end them much
-later than a worker that has been idle for a while: because a function takes long, which no plan
-knows, or because the machine of the home worker is slow.
+that they are excluded from it.  Here, a worker that has been idle for a while steals tasks that
+their home worker would end much later: because a function takes long, which no plan knows, or
+because the machine of the home worker is slow.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.distributed import scheduling, states
 from dasktile.runtime.scheduler.priorities import position
 from dasktile.runtime.scheduler.roots import Roots, is_placed
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.schedule.stealing import Move, QueuedTask, moves
+from dasktile.schedule.stealing import Queue, QueuedTask, steals
 
 if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import TaskState, WorkerState
 
-#: Seconds of a task that does not count where it is asked how slow a worker is.
+#: Seconds of a task that does not count where it is looked at how slow a worker is.
 _BRIEF = 0.02
+
+#: Share of the latest duration in the mean of those of a group, if that has more members.
+_LATEST = 0.25
+
+
+@dataclass(slots=True)
+class _Usual:
+    """What the tasks of a layer take: the latest ones count most.
+
+    Attributes
+    ----------
+    count
+        Number of those that have ended.
+    seconds, nbytes
+        Means of their durations, and of the bytes of their results.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    nbytes: float = 0.0
+
+    def add(self, seconds: float, nbytes: int) -> None:
+        self.count += 1
+        share = max(1 / self.count, _LATEST)
+        self.seconds += share * (seconds - self.seconds)
+        self.nbytes += share * (nbytes - self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last tasks that have ended on a worker and were not brief.
+
+    Parameters
+    ----------
+    layer
+        Name of the layer of the last one.
+    seconds
+        The time that it took.
+    before
+        The time of the one before; 0 if that was of another layer.
+    """
+
+    layer: Any = None
+    seconds: float = 0.0
+    before: float = 0.0
 
 
 class Stealing:
-    """Moves tasks from late home workers to idle workers.
+    """Lets idle workers steal tasks from late home workers.
 
     Parameters
     ----------
@@ -37,11 +83,6 @@ class Stealing:
         The root tasks that are held.
     settings
         Constants; by default those of `RuntimeSettings`.
-
-    Attributes
-    ----------
-    is_needed
-        Whether some workers were idle and others late when :meth:`check` was called last.
     """
 
     def __init__(
@@ -50,17 +91,17 @@ class Stealing:
         self.scheduler = scheduler
         self.roots = roots
         self.settings = settings or RuntimeSettings()
-        self.is_needed = False
-        #: The workers that were asked to take a task, by key, until it has ended.
-        self._asked: dict[Any, str] = {}
+        #: By key of a task that is stolen, the address of the thief, until it has ended.
+        self._thieves: dict[Any, str] = {}
+        #: What the tasks of a layer take, of those layers of which tasks have ended last.
+        self._usual: dict[Any, _Usual] = {}
+        #: By address of a worker.
+        self._last: dict[str, _Last] = {}
         #: Addresses of the workers on which a task has ended since the last check.
         self._ended: set[str] = set()
-        #: By address of a worker: the group of the last task that ended there and was not brief,
-        #: and the seconds that this and the one before took; 0 if that was of another group.
-        self._last: dict[str, tuple[str, float, float]] = {}
-        #: By late home worker, the time since which no task has ended there.
+        #: By late worker, the time since which no task has ended there.
         self._since: dict[str, float] = {}
-        #: Addresses of the workers that were idle at the last check, or took tasks since then.
+        #: Addresses of the workers that were idle at the last check, or have stolen tasks since.
         self._idle: set[str] = set()
 
     def task_ended(
@@ -79,56 +120,86 @@ class Stealing:
 
         Returns
         -------
-        Whether it has run on a worker that took it from its home worker.
+        Whether it was stolen by that worker.
         """
         if worker is not None and timed:
             self._ended.add(worker)
-            group = self.scheduler.tasks[key].group.name
             seconds = sum(
                 part["stop"] - part["start"] for part in timed if part["action"] == "compute"
             )
+            layer = _layer(key)
+            usual = self._usual.get(layer)
+            if usual is None:
+                usual = self._usual[layer] = _Usual()
+                if len(self._usual) > self.settings.max_layers:
+                    del self._usual[next(iter(self._usual))]
+            usual.add(seconds, max(0, self.scheduler.tasks[key].nbytes))
             if seconds > _BRIEF:
-                last, _, before = self._last.get(worker, ("", 0.0, 0.0))
-                if last != group:
-                    # the first task may have waited for imports
-                    before = seconds if seconds > self.settings.stall_timeout else 0.0
-                self._last[worker] = group, before, seconds
-        return bool(self._asked) and self._asked.pop(key, "") == worker
+                last = self._last.get(worker, _Last())
+                # the first task may have waited for imports
+                before = seconds if seconds > self.settings.stall_timeout else 0.0
+                before = last.seconds if last.layer == layer else before
+                self._last[worker] = _Last(layer, seconds, before)
+        return bool(self._thieves) and self._thieves.pop(key, "") == worker
 
-    def check(self) -> None:
-        """Move tasks if some workers are idle while others are late; called regularly."""
+    def forget(self, key: Any) -> None:
+        """Note that a task will not run."""
+        self._thieves.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget what is known of workers and tasks, as none run."""
+        for known in (self._thieves, self._last, self._ended, self._since, self._idle):
+            known.clear()
+
+    def check(self) -> bool:
+        """Let idle workers steal if others are late; called regularly.
+
+        Returns
+        -------
+        Whether to check again soon.
+        """
+        self._keep_stolen()
         idle, late = self._idle_and_late()
-        self._note_ages(late)
-        self.is_needed = bool(idle and late)
-        if not self.is_needed:
-            self._idle = set(idle)
-            return
+        now, ended, since = scheduling.now(), self._ended, self._since
+        self._since = {home: now if home in ended else since.get(home, now) for home in late}
+        self._ended = set()
+        before, self._idle = self._idle, set(idle)
+        if not idle or not late:
+            return False
+        queues = [self._queue(self.scheduler.workers[home]) for home in self._latest(late)]
+        if not any(queue.last for queue in queues):
+            return False
         # not those that are idle for a moment between two tasks of their own
-        free = {worker: count for worker, count in idle.items() if worker in self._idle}
-        self._idle = set(idle)
+        free = [worker for worker in idle if worker in before]
         if not free:
-            return
-        tasks, workers, settings = self.scheduler.tasks, self.scheduler.workers, self.settings
-        self._asked = {key: worker for key, worker in self._asked.items() if key in tasks}
-        order = self.roots.place
-        most = heapq.nsmallest(
-            settings.steal_from, late, key=lambda home: (-late[home], order(home))
-        )
-        found = moves(
-            {home: self._queue(workers[home]) for home in most},
-            {home: workers[home].nthreads for home in most},
-            {worker: free[worker] for worker in sorted(free, key=order)},
+            return True
+        found = steals(
+            queues,
+            {worker: idle[worker] for worker in sorted(free, key=self.roots.place)},
             self.scheduler.bandwidth,
-            settings.steal_gain,
-            settings.steal_horizon,
+            self.settings.steal_gain,
+            self.settings.steal_horizon,
         )
-        for move in found:
-            self._move(move)
-            # it may take the next tasks as soon as these have ended
-            self._idle.add(move.worker)
+        for steal in found:
+            ts = self.scheduler.tasks[steal.key]
+            self._thieves[steal.key] = steal.thief
+            if ts.state == states.NO_WORKER:
+                self.roots.change_home(ts, steal.thief)
+            else:
+                scheduling.steal(self.scheduler, ts, steal.thief)
+            # it may steal again as soon as these have ended
+            self._idle.add(steal.thief)
+        return bool(found)
+
+    def _keep_stolen(self) -> None:
+        """Keep tasks that were stolen from being stolen again by distributed."""
+        for key, thief in self._thieves.items():
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None and ts.processing_on and ts.processing_on.address == thief:
+                scheduling.keep_from_stealing(self.scheduler, ts)
 
     def _idle_and_late(self) -> tuple[dict[str, int], dict[str, int]]:
-        """By address: free threads of workers without tasks, and tasks that wait on the others."""
+        """By address: the free threads of workers, and the tasks that wait on the other workers."""
         ready, running = self.roots.ready, self.scheduler.running
         idle: dict[str, int] = {}
         late: dict[str, int] = {}
@@ -141,46 +212,77 @@ class Stealing:
                 idle[address] = free
         return idle, late
 
-    def _note_ages(self, late: Iterable[str]) -> None:
-        """Note since when late workers have not ended a task."""
-        now, ended, since = scheduling.now(), self._ended, self._since
-        self._since = {home: now if home in ended else since.get(home, now) for home in late}
-        self._ended = set()
-        workers = self.scheduler.workers
-        if len(self._last) > len(workers):
-            self._last = {name: last for name, last in self._last.items() if name in workers}
+    def _latest(self, late: Mapping[str, int]) -> list[str]:
+        """The workers that will probably be busy for longest, with the tasks that wait there."""
+        now, workers = scheduling.now(), self.scheduler.workers
 
-    def _queue(self, ws: WorkerState) -> list[QueuedTask]:
+        def seconds(home: str) -> float:
+            each = max(self._last.get(home, _Last()).seconds, now - self._since[home], _BRIEF)
+            return late[home] * each / workers[home].nthreads
+
+        place = self.roots.place
+        return heapq.nsmallest(
+            self.settings.steal_from, late, key=lambda home: (-seconds(home), place(home))
+        )
+
+    def _queue(self, ws: WorkerState) -> Queue:
         """The tasks that wait for a thread of a worker."""
-        sent = [ts for ts in ws.processing if ts not in ws.long_running]
-        # those that were asked for and are still there have begun
-        sent.sort(key=lambda ts: (ts.key not in self._asked, ts.priority or ()))
-        run, wait = sent[: ws.nthreads], sent[ws.nthreads :]
-        held = sorted(self.roots.ready.get(ws.address, ()))
-        tasks = (self.scheduler.tasks.get(key) for _, _, key in held)
-        wait += (ts for ts in tasks if ts is not None and self._is_held_for(ts, ws))
-        # tasks like those that run now take at least as long as these have taken until now
-        age = scheduling.now() - self._since[ws.address]
-        ages = {ts.group.name: age for ts in run if age > self.settings.stall_timeout}
-        last, *durations = self._last.get(ws.address, ("", 0.0, 0.0))
-        ages[last] = max(ages.get(last, 0.0), min(durations))
-        return [self._queued(ts, ages.get(ts.group.name, 0.0)) for ts in wait]
+        most, tasks = self.settings.steal_most, self.scheduler.tasks
+        # those that the worker was asked for, and has refused, have begun
+        begun = {ts for ts in ws.processing if self._is_refused(ts, ws)} if self._thieves else set()
+        sent = [ts for ts in ws.processing if ts not in ws.long_running and ts not in begun]
+        if len(sent) <= most:
+            sent.sort(key=_priority)
+        run = max(0, ws.nthreads - len(begun))
+        begun.update(sent[:run])
+        # the last entries of a heap are among the larger ones, and there may be very many
+        ready = self.roots.ready.get(ws.address, [])
+        entries = [tasks[key] for _, _, key in ready[-most:] if key in tasks]
+        held = sorted((ts for ts in entries if self._is_held_for(ts, ws)), key=_priority)
+        seconds = self._least_seconds(ws, begun)
+        last = [
+            self._queued(ts, seconds.get(_layer(ts.key), 0.0))
+            for ts in [*sent[run:][-most:], *held][-most:]
+            if self._may_be_stolen(ts)
+        ]
+        return Queue(ws.address, ws.nthreads, len(sent[run:]) + len(ready), last)
+
+    def _is_refused(self, ts: TaskState, ws: WorkerState) -> bool:
+        thief = self._thieves.get(ts.key, ws.address)
+        return thief != ws.address and not scheduling.is_in_flight(self.scheduler, ts)
 
     def _is_held_for(self, ts: TaskState, ws: WorkerState) -> bool:
         """Whether an entry of the tasks that are ready for a worker is not an old one."""
         return ts.state == states.NO_WORKER and self.roots.homes.get(ts.key) == ws.address
 
-    def _queued(self, ts: TaskState, least: float) -> QueuedTask:
-        """A task that takes a number of seconds at least on its home worker."""
-        seconds, size = scheduling.usual_result(ts) or (least, 0)
-        may_move = is_placed(ts) and ts.key not in self._asked and position(ts) is None
-        moved = size + sum(max(0, read.nbytes) for read in ts.dependencies)
-        return QueuedTask(ts.key, max(seconds, least), seconds, moved, may_move)
+    def _may_be_stolen(self, ts: TaskState) -> bool:
+        # tasks of `dasktile.plan` run in its order
+        return (
+            is_placed(ts)
+            and position(ts) is None
+            and not scheduling.is_in_flight(self.scheduler, ts)
+        )
 
-    def _move(self, move: Move) -> None:
-        ts = self.scheduler.tasks[move.key]
-        self._asked[move.key] = move.worker
-        if ts.state == states.NO_WORKER:
-            self.roots.change_home(ts, move.worker)
-        else:
-            scheduling.steal(self.scheduler, ts, move.worker)
+    def _least_seconds(self, ws: WorkerState, begun: Iterable[TaskState]) -> dict[Any, float]:
+        """By layer, the seconds that its tasks take on a worker at least."""
+        # the present ones have not ended since then
+        age = scheduling.now() - self._since[ws.address]
+        least = {_layer(ts.key): age for ts in begun if age > self.settings.stall_timeout}
+        last = self._last.get(ws.address, _Last())
+        least[last.layer] = max(least.get(last.layer, 0.0), min(last.seconds, last.before))
+        return least
+
+    def _queued(self, ts: TaskState, least: float) -> QueuedTask:
+        usual = self._usual.get(_layer(ts.key))
+        seconds, nbytes = (least, 0.0) if usual is None else (usual.seconds, usual.nbytes)
+        inputs = sum(max(0, read.nbytes) for read in ts.dependencies)
+        return QueuedTask(ts.key, max(seconds, least), seconds, int(nbytes) + inputs)
+
+
+def _layer(key: Any) -> Any:
+    """The name of the layer of a task, or its key if it has none."""
+    return key[0] if type(key) is tuple else key
+
+
+def _priority(ts: TaskState) -> Any:
+    return ts.priority or ()

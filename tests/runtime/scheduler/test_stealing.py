@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from distributed import Event, get_worker, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
+from dasktile._compat.distributed import checks
+from dasktile._compat.distributed.features import Feature, Internal
+from dasktile._compat.distributed.table import SCHEDULER
 from tests.gated import LIMIT, SMALL_TILES, nothing_stuck, plugin_of, until
 
 HASH = "0123456789abcdef" * 2
@@ -101,10 +105,13 @@ async def test_tasks_that_are_usually_quick_wait_for_their_home_worker(c, s, fir
     futures = c.get(graph | {data.key: data}, list(graph), sync=False)
     await until(lambda: sum(future.done() for future in futures) == TASKS)
     assert len(s.workers[first.address].processing) == TASKS + 1
+    # not even if the last one took some seconds
+    plugin.stealing.settings = replace(plugin.settings, steal_gain=60)
     for _ in range(5):
         plugin.stealing.check()
-        assert plugin.stealing.is_needed
-    assert not plugin.stealing._asked
+        assert second.address in plugin.stealing._idle
+        assert first.address in plugin.stealing._since
+    assert not plugin.stealing._thieves
     await Event("end").set()
     await wait([busy, *futures], timeout=LIMIT)
     assert plugin.stolen == 0
@@ -134,11 +141,86 @@ async def test_no_task_moves_where_work_stealing_is_switched_off(c, s, first, se
     plugin.loop.call_later(0.2, seen.append, True)
     await until(lambda: seen)
     assert len(s.workers[first.address].processing) == TASKS
-    assert not plugin.stealing.is_needed
+    assert not plugin._steals
+    assert not plugin.stealing._ended
     await Event("go").set()
     await wait(futures, timeout=LIMIT)
     assert plugin.stolen == 0
     await nothing_stuck(s)
+
+
+@two_workers
+async def test_tasks_are_stolen_after_counts_were_reset(c, s, first, second):
+    await dasktile.enable(c)
+    plugin = plugin_of(s)
+    futures = await home_tasks(c, s, first.address, reads=True)
+    await dasktile.metrics(c, reset=True)
+    at_once(plugin)
+    await until(lambda: plugin.stolen)
+    await Event("go").set()
+    await finish_all(s, futures)
+
+
+async def finish_all(s: Any, futures: Any) -> None:
+    await wait(futures, timeout=LIMIT)
+    await nothing_stuck(s)
+    plugin = plugin_of(s)
+    await until(lambda: not plugin.stealing._thieves)
+    await until(lambda: not plugin.stealing._since)
+
+
+@two_workers
+async def test_distributed_does_not_steal_what_was_stolen(c, s, first, second):
+    await dasktile.enable(c)
+    plugin = at_once(plugin_of(s))
+    home = plugin.homes.workers.index(first.address)
+    layer = f"read-dasktile-2_0e{TASKS}-{HASH}"
+    data = await c.scatter(1, workers=[first.address])
+    graph: dict[Any, Any] = {
+        (layer, at): (wait_for, "go", data.key) for at in range(home * TASKS, (home + 1) * TASKS)
+    }
+    futures = c.get(graph | {data.key: data}, list(graph), sync=False)
+    await until(lambda: s.workers[second.address].processing)
+    stealing = s.extensions["stealing"]
+    await until(
+        lambda: all(ts not in stealing.key_stealable for ts in s.workers[second.address].processing)
+    )
+    await Event("go").set()
+    await finish_all(s, futures)
+
+
+def wait_for(name: str, *_: Any) -> str:
+    assert Event(name).wait(LIMIT)
+    return name
+
+
+@two_workers
+async def test_cancelled_tasks_are_forgotten(c, s, first, second):
+    await dasktile.enable(c)
+    plugin = at_once(plugin_of(s))
+    futures = await home_tasks(c, s, first.address, reads=False)
+    await until(lambda: plugin.stolen)
+    plugin.stealing._thieves |= {future.key: second.address for future in futures}
+    await c.cancel(futures)
+    await Event("go").set()
+    await until(lambda: not plugin.stealing._thieves)
+    await nothing_stuck(s)
+
+
+@two_workers
+async def test_without_names_of_distributed_tasks_stay_at_home(c, s, first, second):
+    lacking = {Feature.LATE_WORKERS: (Internal("scheduler", "no_such_name", "for this test"),)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "SCHEDULER", {**SCHEDULER, **lacking})
+        with pytest.warns(UserWarning, match="stealing from late workers"):
+            await dasktile.enable(c)
+    plugin = at_once(plugin_of(s))
+    futures = await home_tasks(c, s, first.address, reads=True)
+    await until(lambda: len(s.workers[first.address].processing) == TASKS)
+    assert not plugin._steals
+    await Event("go").set()
+    await finish_all(s, futures)
+    assert plugin.placed == TASKS
 
 
 @two_workers

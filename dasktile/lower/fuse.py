@@ -12,6 +12,8 @@ Tasks form a *group*, which becomes one fused task, under these rules:
 - A group reads few bytes at once, or no more than one of its tasks did.
 - The results of a group are limited in bytes, since a fused task that is lost is repeated.
 - Every thread of a worker still has a task, wherever it had one before.
+- A group calls one function of which it is unknown how long it takes, unless each call reads the
+  one before.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class FuseLimits:
         Names of layers of the input graph.  As Dask does, a task of them is fused only with a
         task that is its only reader and reads nothing else, and only if the size of that
         task's result is known.
+    unknown
+        Names of layers whose tasks call functions of which it is unknown how long they take.
     settings
         Numbers of the policy.
     """
@@ -74,6 +78,7 @@ class FuseLimits:
     inputs: int
     threads: int = 1
     chained: Collection[str] = ()
+    unknown: Collection[str] = ()
     settings: LowerSettings = DEFAULTS
 
 
@@ -280,16 +285,30 @@ class _Fusion:
         """Form groups; True if they break no rule, else keep more pairs of layers separate."""
         self.last = list(range(len(self.tasks)))
         work = [0] * len(self.tasks)
+        #: The groups that call a function of which it is unknown how long it takes.
+        calling: set[int] = set()
         for number in self.order:
             last = self._joinable(number)
             size = self.sizes[number]
-            if last is None or work[last] + size > self.limits.work:
+            calls = self.layer[number] in self.limits.unknown
+            if (
+                last is None
+                or work[last] + size > self.limits.work
+                or (calls and last in calling and not self._is_only_input(number))
+            ):
                 last = number
             self.last[number] = last
             work[last] += size
+            if calls:
+                calling.add(last)
         violations = self._violations()
         self.separate |= violations
         return not violations
+
+    def _is_only_input(self, number: int) -> bool:
+        """Whether a task has one reader, which reads nothing else."""
+        readers = self.readers[number]
+        return len(readers) == 1 and len(self._moved(readers[0])) == 1
 
     def _joinable(self, number: int) -> int | None:
         """The last task of the group that a task may join, None if there is none."""

@@ -261,7 +261,7 @@ class GraphTasks:
         layers = {
             name
             for name in self.graph.layers
-            if name in unknown or not self._parts.get(name, set()).isdisjoint(unknown)
+            if any(whole_layer_name(part) in unknown for part in (name, *self._parts.get(name, ())))
         }
         return {number for number, layer in enumerate(self.layer) if layer in layers}
 

@@ -105,7 +105,9 @@ class WrittenArrays:
                     name.rpartition("-")[2],
                     math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
                 )
-        return FuseLimits(light, free, size, work, inputs, threads, settings=self.settings)
+        return FuseLimits(
+            light, free, size, work, inputs, threads, unknown=self.unknown, settings=self.settings
+        )
 
     def bundle_limits(
         self, most: int, work: int, threads: int, working: Mapping[Any, int]

@@ -170,6 +170,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
             and self._has(Feature.STEALING)
             and scheduling.may_steal(scheduler)
         )
+        if self._steals:
+            self.roots.sent_elsewhere = self.stealing.note_thief
         self.members = Members(
             scheduler,
             self.homes,

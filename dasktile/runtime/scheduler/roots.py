@@ -171,6 +171,9 @@ class Roots:
         #: Number of running workers when :meth:`release` was called last.
         self._running = 0
         self.place = place
+        #: Called with the key of a task that is sent to another worker than its home worker, and
+        #: that one's address.
+        self.sent_elsewhere: Callable[[Any, str], None] = lambda key, worker: None
         self._guard = guard
         self._available = available
         self._loop = asyncio.get_running_loop()
@@ -366,6 +369,8 @@ class Roots:
             heapq.heappop(waiting)
             if worker == home:
                 self._last_served.pop(home, None)
+            else:
+                self.sent_elsewhere(key, worker)
             self._send(key, worker, slots, recommendations)
         del self.ready[home]
 

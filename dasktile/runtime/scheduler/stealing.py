@@ -142,6 +142,10 @@ class Stealing:
                 self._last[worker] = _Last(layer, seconds, before)
         return bool(self._thieves) and self._thieves.pop(key, "") == worker
 
+    def note_thief(self, key: Any, worker: str) -> None:
+        """Note that a held task was sent to another worker than its home worker."""
+        self._thieves[key] = worker
+
     def forget(self, key: Any) -> None:
         """Note that a task will not run."""
         self._thieves.pop(key, None)
@@ -204,11 +208,13 @@ class Stealing:
         idle: dict[str, int] = {}
         late: dict[str, int] = {}
         for address, ws in self.scheduler.workers.items():
-            free = ws.nthreads - len(ws.processing) + len(ws.long_running)
+            # threads of a paused worker begin no task
+            threads = ws.nthreads if ws in running else 0
+            free = threads - len(ws.processing) + len(ws.long_running)
             count = len(ready.get(address, ())) - free
             if count > 0:
                 late[address] = count
-            elif free > 0 and address not in ready and ws in running:
+            elif free > 0 and address not in ready:
                 idle[address] = free
         return idle, late
 
@@ -233,15 +239,18 @@ class Stealing:
         sent = [ts for ts in ws.processing if ts not in ws.long_running and ts not in begun]
         if len(sent) <= most:
             sent.sort(key=_priority)
-        run = max(0, ws.nthreads - len(begun))
+        is_paused = ws not in self.scheduler.running
+        run = 0 if is_paused else max(0, ws.nthreads - len(begun))
         begun.update(sent[:run])
         # the last entries of a heap are among the larger ones, and there may be very many
         ready = self.roots.ready.get(ws.address, [])
         entries = [tasks[key] for _, _, key in ready[-most:] if key in tasks]
         held = sorted((ts for ts in entries if self._is_held_for(ts, ws)), key=_priority)
-        seconds = self._least_seconds(ws, begun)
+        age = scheduling.now() - self._since[ws.address]
+        age = age if age > self.settings.stall_timeout else 0.0
+        seconds = self._least_seconds(ws, begun, age)
         last = [
-            self._queued(ts, seconds.get(_layer(ts.key), 0.0))
+            self._queued(ts, seconds.get(_layer(ts.key), age if is_paused else 0.0))
             for ts in [*sent[run:][-most:], *held][-most:]
             if self._may_be_stolen(ts)
         ]
@@ -263,11 +272,14 @@ class Stealing:
             and not scheduling.is_in_flight(self.scheduler, ts)
         )
 
-    def _least_seconds(self, ws: WorkerState, begun: Iterable[TaskState]) -> dict[Any, float]:
-        """By layer, the seconds that its tasks take on a worker at least."""
-        # the present ones have not ended since then
-        age = scheduling.now() - self._since[ws.address]
-        least = {_layer(ts.key): age for ts in begun if age > self.settings.stall_timeout}
+    def _least_seconds(
+        self, ws: WorkerState, begun: Iterable[TaskState], age: float
+    ) -> dict[Any, float]:
+        """By layer, the seconds that its tasks take at least on a worker.
+
+        Those that have begun there have not ended for `age` seconds.
+        """
+        least = {_layer(ts.key): age for ts in begun}
         last = self._last.get(ws.address, _Last())
         least[last.layer] = max(least.get(last.layer, 0.0), min(last.seconds, last.before))
         return least

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from distributed import Event, get_worker, wait
+from distributed.core import Status
 from distributed.utils_test import gen_cluster
 
 import dasktile
@@ -230,3 +231,21 @@ async def test_counts_of_stolen_tasks_survive_a_second_enable(c, s, first, secon
     await dasktile.enable(c)
     assert (await dasktile.metrics(c, reset=True)).stolen == 3
     assert (await dasktile.metrics(c)).to_dict()["stolen"] == 0
+
+
+@two_workers
+async def test_tasks_of_a_paused_worker_are_stolen(c, s, first, second):
+    await dasktile.enable(c)
+    plugin = at_once(plugin_of(s))
+    busy = c.submit(busy_on, first.address, "go", workers=[first.address])
+    await until(lambda: s.workers[first.address].processing)
+    plugin.settings = plugin.stealing.settings = replace(plugin.settings, steal_gain=60)
+    futures = await home_tasks(c, s, first.address, reads=True)
+    await until(lambda: len(s.workers[first.address].processing) == TASKS + 1)
+    first.status = Status.paused
+    await until(lambda: s.workers[first.address] not in s.running)
+    at_once(plugin)
+    await until(lambda: plugin.stolen == TASKS)
+    first.status = Status.running
+    await Event("go").set()
+    await finish_all(s, [busy, *futures])

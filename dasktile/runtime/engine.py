@@ -37,7 +37,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -396,6 +396,27 @@ class Engine:
         with self._idle:
             if not self._idle.wait_for(lambda: not self._left, timeout):
                 raise TimeoutError(f"{len(self._left)} operations are not done after {timeout} s")
+
+    def wait_pushed(self, timeout: float | None = None) -> None:
+        """Wait until all operations pushed so far are done; does not raise their exceptions.
+
+        Others may be pushed meanwhile, without end.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait, None for no limit.
+
+        Raises
+        ------
+        TimeoutError
+            If an operation is not done by then.
+        """
+        with self._lock:
+            pushed = list(self._left)
+        left = wait(pushed, timeout).not_done
+        if left:
+            raise TimeoutError(f"{len(left)} operations are not done after {timeout} s")
 
     def _check(
         self, reads: Iterable[Variable], mutates: Iterable[Variable], lane: str | None

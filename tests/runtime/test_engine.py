@@ -223,6 +223,34 @@ def test_waiting_has_a_limit(engine: Engine, steps: Steps) -> None:
     engine.wait_all(0)
 
 
+def test_operations_that_are_pushed_later_are_not_waited_for() -> None:
+    """Each operation pushes the next one, so that there is always one."""
+    with ThreadPoolExecutor(1) as executor:
+        engine = Engine({"threads": Pool(executor)})
+        stop = threading.Event()
+
+        def again() -> None:
+            if not stop.is_set():
+                engine.push(again, [variable])
+
+        variable = engine.new_variable()
+        engine.push(again, [variable])
+        for _ in range(10):
+            engine.wait_pushed(LIMIT)
+        with pytest.raises(TimeoutError):
+            engine.wait_all(0.01)
+        stop.set()
+        engine.wait_all(LIMIT)
+
+
+def test_waiting_for_what_was_pushed_may_time_out(engine: Engine, steps: Steps) -> None:
+    engine.push(int, [engine.new_variable()])
+    with pytest.raises(TimeoutError, match="1 operations are not done"):
+        engine.wait_pushed(0.01)
+    steps.all()
+    engine.wait_pushed(0)
+
+
 def test_a_lane_that_is_closed() -> None:
     executor = ThreadPoolExecutor(1)
     engine = Engine({"threads": Pool(executor)})

@@ -359,8 +359,8 @@ class TileCopies:
         for copy in copies:
             copy.exception()
         if self._evicted_bytes == before:
-            # evictions that were in progress already may make the room
-            self._engine.wait_all()
+            # evictions that were in progress already may make the room; there may always be some
+            self._engine.wait_pushed()
         if self._evicted_bytes > before:
             self._copying.tries = 0
             return True

@@ -615,7 +615,7 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             with self._lock:
                 if not self.crowded or not self._engine.left:
                     return
-            self._engine.wait_all()
+            self._engine.wait_pushed()
 
     def expect(self, uses: Mapping[Any, float | None]) -> None:
         """Set the next uses of values.

@@ -244,7 +244,7 @@ def _run_limits(limits: BundleLimits, share: float) -> RunLimits:
         results=settings.bundle_results * work,
         threads=limits.threads,
         per_thread=settings.bundles_per_thread,
-        per_thread_if_unknown=settings.bundles_per_thread_if_unknown,
+        per_thread_if_unknown=settings.bundles_per_thread_if_unknown if limits.threads > 1 else 0,
         remaining=settings.bundle_remaining,
         task_bytes=settings.bundle_task_bytes,
     )

@@ -41,9 +41,9 @@ class LowerSettings:
         Least number of bundles of one home and phase for every thread of the worker (chosen: one
         runs while the inputs of another are received).
     bundles_per_thread_if_unknown
-        The same where a task calls a function of which it is unknown how long it takes (chosen:
-        threads that have run their bundles wait for the others, or steal bundles that have not
-        begun; a task more takes some milliseconds, such a function may take any time).
+        The same for workers of several threads where a task calls a function of which it is unknown
+        how long it takes (chosen: threads that have run their bundles wait for the others; a task
+        more takes some milliseconds, such a function may take any time).
     bundle_task_bytes
         Bytes that are kept in memory from one bundle to a later one for a task less (that of the
         cost model, ``dasktile.cost.task-bytes``).

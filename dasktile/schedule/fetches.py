@@ -58,14 +58,17 @@ class Fetches(TierMemory):
     def _next_instructions(self, out: list[Instruction] | None = None) -> list[Instruction]:
         """Instructions that follow from the current state, after those in `out`."""
         out = [] if out is None else out
+        has_room = True
         for tier in range(self._last - 1, -1, -1):
             if self.used[tier] + self._awaited[tier] > self.capacity[tier]:
                 self._make_room(tier, 0, out)
+                has_room &= self.staying(tier) <= self.capacity[tier]
         if self._queued:
             self._grant_requests(out)
         if self._fetches:
             self._fetch_requested(out)
-        if not self._queued and not self._fetches:
+        # a prefetch would take the room that is made for an eviction from a faster tier
+        if has_room and not self._queued and not self._fetches:
             if self.prefetches.upcoming:
                 self._prefetch(out)
             if self.prefetches.further:

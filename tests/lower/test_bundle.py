@@ -333,10 +333,9 @@ def test_functions_of_unknown_duration_are_in_smaller_bundles(workers, merges: b
             new = dasktile.optimize(y.sum(axis=0) if merges else y.sum(axis=0) + y.max(axis=0))
             made = bundles_of(tasks_of(new))
             counts[threads, y is x] = sum(not task.dependencies for task in made.values())
-    # 128 blocks on each worker: at least 6 bundles of them for each thread
-    assert counts[1, True] == counts[2, True] == 32
-    assert counts[1, False] >= 4 * 6
-    assert counts[2, False] >= 4 * 9
+    # 128 blocks on each worker: at most 32 in a bundle, and about 6 bundles for each thread
+    assert counts[1, True] == counts[1, False] == counts[2, True] == 32
+    assert counts[2, False] >= 4 * 10
 
 
 def test_all_outputs_and_their_keys_resolve(workers) -> None:
@@ -884,4 +883,4 @@ def test_functions_of_unknown_duration_are_not_all_in_one_task(workers, threads:
             dasktile.optimize(array).compute(scheduler="sync")
         # of ten blocks on each worker
         assert sum(calls.of.values()) == 40
-        assert max(calls.of.values()) <= 2
+        assert max(calls.of.values()) <= 5

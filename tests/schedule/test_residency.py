@@ -986,3 +986,24 @@ def test_random_events_keep_the_invariants(seed: int) -> None:
     worker.settle()
     assert worker.residency.used == [0] * len(capacity)
     assert not any(worker.on.values())
+
+
+def test_a_prefetch_does_not_take_the_room_of_an_eviction_without_end() -> None:
+    """The tile that is prefetched was dropped for the eviction of one on a faster tier.
+
+    That one waits for the removal of another tile, which no task reads any more.
+    """
+    worker = Worker(20, 20, None, prefetch=1)
+    worker.add("large", 17)
+    worker.add("dying", 8, tier=1)
+    worker.do(worker.residency.expect({"dying": DYING}))
+    worker.adopt("soon", 7, 2, next_use=0.3, home=1)
+    worker.do(worker.residency.set_upcoming(["soon"]))
+    # a running task allocates memory on the fastest tier
+    worker.do(worker.residency.shrink(0, 3))
+    worker.settle()
+    assert worker.read <= 2 * 7
+    worker.do(worker.residency.remove("dying"))
+    worker.settle()
+    assert worker.top("large") > 0
+    check(worker)

@@ -17,14 +17,16 @@ class Hosted:
     name
         ``stock`` for Dask without dasktile; ``enabled`` for a cluster where `dasktile.enable` was
         called; ``dasktile`` also plans with `dasktile.optimize`.
-    workers, rate
+    workers, rate, threads
         As in `benchmarks.meters.Cluster`.
     """
 
-    def __init__(self, name: str, workers: int, rate: float | None = None) -> None:
+    def __init__(
+        self, name: str, workers: int, rate: float | None = None, threads: int = 1
+    ) -> None:
         self.name = name
         self.planned = name == "dasktile"
-        self.size = workers, rate
+        self.size = workers, rate, threads
         self.enabled = False
 
     def __enter__(self) -> Self:

@@ -321,7 +321,7 @@ def _stop(dask_worker: Worker) -> dict[str, Any]:
 
 
 class Cluster:
-    """A local cluster of single-threaded worker processes with a `Meter` each.
+    """A local cluster of worker processes with a `Meter` each.
 
     Parameters
     ----------
@@ -329,17 +329,19 @@ class Cluster:
         Number of workers.
     rate
         Bytes per second of every worker's link; None for no limit.
+    threads
+        Threads of every worker.
     """
 
-    def __init__(self, workers: int, rate: float | None = None) -> None:
-        self.workers, self.rate = workers, rate
+    def __init__(self, workers: int, rate: float | None = None, threads: int = 1) -> None:
+        self.workers, self.rate, self.threads = workers, rate, threads
 
     def __enter__(self) -> Cluster:
         self._folder = tempfile.TemporaryDirectory(prefix="dasktile-benchmark-")
         self._config = dask.config.set({"distributed.worker.memory.terminate": False})
         self._cluster = LocalCluster(
             n_workers=self.workers,
-            threads_per_worker=1,
+            threads_per_worker=self.threads,
             processes=True,
             dashboard_address=":0",
             silence_logs=logging.ERROR,

@@ -1,7 +1,8 @@
 """Dask and dasktile on published array workloads: processor time, seconds, tasks, bytes, memory.
 
     python -m benchmarks.corpus [--workloads NAME ...] [--inputs random zarr] [--workers 4]
-        [--rounds 1] [--size 1] [--engines stock dasktile enabled] [--bundle N] [--json FILE]
+        [--worker-threads 1] [--rounds 1] [--size 1] [--engines stock dasktile enabled]
+        [--bundle N] [--json FILE]
     python -m benchmarks.corpus --simulate [--workloads NAME ...] [--size 1] [--bundle N]
         [--workers 4] [--bandwidth BYTES]
     python -m benchmarks.corpus --threads 2 [--workloads NAME ...] [--inputs random zarr]
@@ -10,7 +11,7 @@
 
 ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within the time
 measured, on a cluster where `dasktile.enable` was called.  ``enabled`` runs Dask's own graph on
-such a cluster.  Each has a cluster of single-threaded processes of its own.  The engines run in
+such a cluster.  Each has a cluster of processes of its own.  The engines run in
 turns, so that other load of the machine affects both.  A small run of every workload, which is not
 measured, comes first; no run has the plan of another one.  Medians of the rounds are reported, and
 geometric means of the ratios to Dask.
@@ -92,7 +93,7 @@ class Engine(Hosted):
 
     Parameters
     ----------
-    name, workers
+    name, workers, threads
         As in `benchmarks.hosted.Hosted`.
     bundle
         Tasks in a bundle at most; 0 for no bundles.
@@ -100,8 +101,15 @@ class Engine(Hosted):
         Whether the speed of the cluster is measured first, and plans use it.
     """
 
-    def __init__(self, name: str, workers: int, bundle: int = 0, calibrated: bool = False) -> None:
-        super().__init__(name, workers)
+    def __init__(
+        self,
+        name: str,
+        workers: int,
+        bundle: int = 0,
+        calibrated: bool = False,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(name, workers, threads=threads)
         self.bundle = bundle
         self.calibrated = calibrated
 
@@ -192,6 +200,7 @@ def run(
     engines: Sequence[str] = USUAL_ENGINES,
     bundle: int = 0,
     calibrated: bool = False,
+    threads: int = 1,
     console: Console | None = None,
     done: Callable[[list[dict[str, Any]]], None] = lambda cells: None,
 ) -> list[dict[str, Any]]:
@@ -215,6 +224,8 @@ def run(
         Tasks in a bundle of dasktile at most; 0 for no bundles.
     calibrated
         Whether the speed of the clusters is measured first.
+    threads
+        Threads of every worker.
     console
         Where progress is printed.
     done
@@ -228,7 +239,10 @@ def run(
     cells: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dasktile-corpus-")))
-        hosts = [stack.enter_context(Engine(name, workers, bundle, calibrated)) for name in engines]
+        hosts = [
+            stack.enter_context(Engine(name, workers, bundle, calibrated, threads))
+            for name in engines
+        ]
         for kind in kinds:
             for workload in workloads:
                 started = time.perf_counter()
@@ -419,6 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), metavar="NAME")
     parser.add_argument("--inputs", nargs="+", choices=KINDS, default=["random"])
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--worker-threads", type=int, default=1, metavar="COUNT")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--size", type=float, default=1)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(USUAL_ENGINES))
@@ -443,6 +458,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     settings = {
         "workers": options.workers,
+        "worker_threads": options.worker_threads,
         "rounds": options.rounds,
         "size": options.size,
         "bundle": options.bundle,
@@ -505,6 +521,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engines=options.engines,
         bundle=options.bundle,
         calibrated=options.calibrate,
+        threads=options.worker_threads,
         done=lambda cells: save(cells, summary=summary(cells)),
     )
     report(cells, console)

@@ -81,7 +81,7 @@ def tasks_left(tasks: TaskTable, runs: list[Run]) -> int:
 def test_runs_of_any_graph_are_no_cycle_and_fewer_tasks(seed: int) -> None:
     tasks = random_table(seed)
     most = random.Random(seed).randint(2, 12)
-    limits = loose(most, work=25, results=12, threads=1 + seed % 2)
+    limits = loose(most, work=25, results=12, threads=1 + seed % 3)
     runs = form_runs(tasks, limits)
     unit = units(tasks, runs)
     graph: dict[int, set[int]] = {}

@@ -311,23 +311,41 @@ class _Forming:
 
         Tasks outside of runs stay single.
         """
-        most = self._most(group)
+        most, threads = self._most(group), self.limits.threads
         runs = self._cut(group, most)
+        if threads > 1 and not self.unknown.isdisjoint(group):
+            # a run that takes long should keep no other one waiting
+            count = sum(self.weights[number] for number in group) // most
+            apart = self._cut_lanes(group, count, most)
+            if apart and self._units(group, apart).width > self._units(group, runs).width:
+                runs = apart
         if self._busy(group, runs):
             return runs
-        lanes = [run for lane in self._lanes(group) for run in self._cut(lane, most)]
+        lanes = self._cut_lanes(group, _LANES * threads, most)
         if lanes and self._busy(group, lanes):
             return lanes
         return runs if self._is_faster(group, runs) else []
 
-    def _lanes(self, group: Sequence[int]) -> list[list[int]]:
+    def _cut_lanes(self, group: Sequence[int], count: int, most: int) -> list[Sequence[int]]:
+        """As :meth:`_cut`, each lane by itself."""
+        lanes = self._lanes(group, count)
+        if not lanes:
+            return []
+        runs = [run for lane in lanes[:-1] for run in self._cut(lane, most)]
+        # the last lane has tasks from all of the order, which wait for all others anyway
+        before = {number: self.place[number] for number in lanes[-1]}
+        self.place |= dict.fromkeys(lanes[-1], self.place[group[-1]])
+        runs += self._cut(lanes[-1], most)
+        self.place |= before
+        return runs
+
+    def _lanes(self, group: Sequence[int], count: int) -> list[list[int]]:
         """The tasks of one home and phase, divided so that threads need not wait for each other.
 
         Runs of one lane may read each other, and no runs of other lanes: lanes are parts of the
         order, and in the last one are the tasks that read results of several others, directly or
         not.  There are none where such results take much memory, as they are all in memory then.
         """
-        count = _LANES * self.limits.threads
         total, passed = max(1, sum(self.weights[number] for number in group)), 0
         lane_of: dict[int, int] = {}
         lanes: list[list[int]] = [[] for _ in range(count + 1)]
@@ -341,7 +359,6 @@ class _Forming:
                 lane = found.pop() if len(found) == 1 else count
             if lane == count:
                 waiting.update(read for read in reads if lane_of[read] != count)
-                self.place[number] = self.place[group[-1]]
             lane_of[number] = lane
             lanes[lane].append(number)
             passed += self.weights[number]

@@ -320,6 +320,27 @@ def test_runs_of_small_arrays_may_wait_for_each_other() -> None:
     assert width_of(tasks, some) >= 4
 
 
+def test_runs_of_unknown_duration_do_not_wait_for_each_other() -> None:
+    """A sum so far, to which one term after the other is added."""
+    reads: list[list[int]] = [[]]
+    for number in range(1, 80, 2):
+        reads += [[], [number - 1, number]]
+    inside = {number for number, each in enumerate(reads) if not each}
+    tasks, limits = table(reads, unknown=inside), loose(6, threads=2)
+
+    def waiting(runs: list[Run]) -> list[Run]:
+        return [
+            run
+            for run in runs
+            if inside.intersection(run.tasks)
+            and any(read not in run.tasks for n in run.tasks for read in tasks.reads[n])
+        ]
+
+    # but for the first ones, whose terms are added at once
+    assert len(waiting(form_runs(tasks, limits))) <= 1
+    assert len(waiting(form_runs(replace(tasks, unknown=()), limits))) > 8
+
+
 @pytest.mark.parametrize("threads", [2, 4])
 def test_parts_of_a_group_run_on_threads_of_their_own(threads: int) -> None:
     """Each part of a wide stencil is a chain of runs, and what several parts make comes last."""

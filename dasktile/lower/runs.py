@@ -315,7 +315,7 @@ class _Forming:
         runs = self._cut(group, most)
         if threads > 1 and not self.unknown.isdisjoint(group):
             # a run that takes long should keep no other one waiting
-            count = sum(self.weights[number] for number in group) // most
+            count = max(1, sum(self.weights[number] for number in group) // most)
             apart = self._cut_lanes(group, count, most)
             if apart and self._units(group, apart).width > self._units(group, runs).width:
                 runs = apart

@@ -705,7 +705,7 @@ class Play:
             store._pools[name] = SimpleNamespace(shutdown=self.drain)
         push = store._start_copy
         store._start_copy = lambda copy: Pushed(self, push(copy))
-        store._engine.wait_all = lambda timeout=None: self.drain()
+        store._engine.wait_all = store._engine.wait_pushed = lambda timeout=None: self.drain()
 
     def _queue(self, name: str, run: Callable[[], None], priority: int) -> None:
         """Add work to a lane, at any place that priorities might give it."""

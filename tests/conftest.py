@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--scaling-seconds", type=float, default=60, help="how long a cluster is scaled in a test"
     )
     parser.addoption(
-        "--cases", type=int, metavar="N", help="of a test with more cases, run N, evenly spaced"
+        "--cases", type=int, metavar="N", help="run N cases of a test, but for `every_case`"
     )
 
 
@@ -67,11 +67,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def some_cases(items: Sequence[pytest.Item], most: int) -> set[pytest.Item]:
-    """The tests, and of each test with more cases, as many as given, the first among them."""
+    """The tests, and of each test with more cases, as many as given, the first among them.
+
+    Of tests marked `every_case`, as those of tables that every module is in, all are needed.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {
+    return {item for item in items if item.get_closest_marker("every_case")} | {
         several[number * len(several) // min(most, len(several))]
         for several in cases.values()
         for number in range(min(most, len(several)))

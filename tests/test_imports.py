@@ -14,6 +14,9 @@ import pytest
 import dasktile
 from dasktile._compat.dask import NAMES
 
+#: A table has every module, or every private name.
+pytestmark = pytest.mark.every_case
+
 ROOT = Path(dasktile.__file__).parent
 NUMERIC = {"numpy", "scipy"}
 
@@ -473,6 +476,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.replicas",
             "runtime.scheduler.roots",
             "runtime.scheduler.rows",
+            "runtime.scheduler.stealing",
             "runtime.scheduler.windows",
             "runtime.nextuse",
             "runtime.scheduler.priorities",
@@ -642,6 +646,16 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.scheduler.slots": ({"_compat.distributed"}, {"distributed"}),
+    "runtime.scheduler.stealing": (
+        {
+            "_compat.distributed",
+            "runtime.scheduler.priorities",
+            "runtime.scheduler.roots",
+            "runtime.settings",
+            "schedule.stealing",
+        },
+        {"distributed"},
+    ),
     "runtime.install": (
         {
             "_compat.distributed",

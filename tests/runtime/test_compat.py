@@ -44,6 +44,9 @@ from dasktile.tiling.calibration import Calibration
 from tests.gated import LIMIT
 from tests.support import BY_TARGET
 
+#: A table has every module, or every private name.
+pytestmark = pytest.mark.every_case
+
 RNG = np.random.default_rng(0)
 A = RNG.random((40, 16))
 EXPECTED = (A - A.mean(axis=0)).T @ A

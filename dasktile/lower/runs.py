@@ -313,18 +313,23 @@ class _Forming:
         """
         most, threads = self._most(group), self.limits.threads
         runs = self._cut(group, most)
-        if threads > 1 and not self.unknown.isdisjoint(group):
+        if threads == 1 or not runs:
+            return runs
+        # as many as can run at once without runs, up to the threads
+        alone, bundled = self._units(group, ()), self._units(group, runs)
+        width = min(threads, alone.width)
+        if not self.unknown.isdisjoint(group):
             # a run that takes long should keep no other one waiting
             count = max(1, sum(self.weights[number] for number in group) // most)
             apart = self._cut_lanes(group, count, most)
-            if apart and self._units(group, apart).width > self._units(group, runs).width:
-                runs = apart
-        if self._busy(group, runs):
+            if apart and (lanes := self._units(group, apart)).width > bundled.width:
+                runs, bundled = apart, lanes
+        if bundled.width >= width:
             return runs
-        lanes = self._cut_lanes(group, _LANES * threads, most)
-        if lanes and self._busy(group, lanes):
-            return lanes
-        return runs if self._is_faster(group, runs) else []
+        apart = self._cut_lanes(group, _LANES * threads, most)
+        if apart and self._units(group, apart).width >= width:
+            return apart
+        return runs if self._is_faster(group, bundled, alone) else []
 
     def _cut_lanes(self, group: Sequence[int], count: int, most: int) -> list[Sequence[int]]:
         """As :meth:`_cut`, each lane by itself."""
@@ -480,20 +485,13 @@ class _Forming:
                 best, end = rank, position + 1
         return end
 
-    def _busy(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> bool:
-        """Whether the threads of a worker are as busy with the runs of a group as without."""
-        if self.limits.threads == 1 or not runs:
-            return True
-        alone, bundled = self._units(group, ()), self._units(group, runs)
-        return bundled.width >= min(self.limits.threads, alone.width)
-
-    def _is_faster(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> bool:
+    def _is_faster(self, group: Sequence[int], bundled: _Units, alone: _Units) -> bool:
         """Whether the runs of a group take less time than its tasks, with threads that wait.
 
         Functions are taken to run at the speed of memory, and tasks of small arrays take a worker
         longer than their functions, on one thread.
         """
-        if not runs or not self.unknown.isdisjoint(group):
+        if not self.unknown.isdisjoint(group):
             return False
         sizes, reads, limits = self.table.sizes, self.table.reads, self.limits
         touched = sum(sizes[number] + sum(sizes[n] for n in reads[number]) for number in group)
@@ -502,7 +500,7 @@ class _Forming:
             functions = _FUNCTION_BYTES * touched / min(limits.threads, units.width)
             return max(functions, limits.task_bytes * units.count)
 
-        return cost(self._units(group, runs)) <= cost(self._units(group, ()))
+        return cost(bundled) <= cost(alone)
 
     def _units(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> _Units:
         """The runs of a group, and its tasks in no run."""

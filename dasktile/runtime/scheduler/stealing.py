@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Seconds of a task that does not count where it is looked at how slow a worker is.
 _BRIEF = 0.02
 
-#: Share of the latest duration in the mean of those of a group, if that has more members.
+#: Share of the latest task in the means of a layer, at least.
 _LATEST = 0.25
 
 

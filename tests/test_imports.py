@@ -113,6 +113,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "ir",
             "capture.base",
+            "capture.from_memory",
             "cluster.target",
             "schedule.homes",
             "schedule.placement",

@@ -49,9 +49,11 @@ from dasktile.capture.rules import (
     views,
     whole_groups,
 )
+from dasktile.capture.rules.stencils import Stencil
 from dasktile.capture.titles import call_of_layer
 from dasktile.capture.unchanged import opaque
 from dasktile.capture.undeclared import declare_reads
+from dasktile.capture.user_kernels import lookup
 from dasktile.ir import Edge, Kind, Label, Node, Program
 
 #: The first result that is an operation or a rechunk decides.  If there is none, the reason of
@@ -172,6 +174,7 @@ def capture_graph(
                 repeatable=answer.repeatable,
                 groups=answer.groups,
                 windows=answer.windows,
+                user_function=_is_registered(answer.kernel),
             )
         )
         kernels.append(answer.kernel)
@@ -235,6 +238,14 @@ def _reason(view: GraphView, name: str, declined: str) -> str:
     except Exception as error:
         note_failure(view, reason_for, error)
         return declined or no_rule(call_of_layer(name))
+
+
+def _is_registered(kernel: Any) -> bool:
+    """Whether an operation applies a function that the user registered to every block."""
+    task = kernel.layer.task if isinstance(kernel, blockwise.Map) else None
+    if isinstance(kernel, Stencil):
+        task = kernel.task
+    return task is not None and lookup(task.func) is not None
 
 
 def _is_resident(answer: Answer) -> bool:

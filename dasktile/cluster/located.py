@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dasktile.capture.base import Captured
+from dasktile.capture.from_memory import read_from_memory
 from dasktile.cluster.target import Machine
 from dasktile.ir import Node, Program, workers_of_positions
 from dasktile.schedule.homes import has_homes
@@ -18,16 +20,23 @@ from dasktile.tiling.mesh import MAX_WORKERS
 def located(captured: Captured, machine: Machine) -> Captured:
     """A program in which nodes of persisted arrays have the mesh positions of their blocks.
 
-    It is unchanged where tasks do not run on the workers of the plan, since positions of the mesh
-    are then not tied to workers.
+    So have arrays whose blocks are made of other persisted data, as partitions of a dataframe: the
+    positions of the workers that have most of it, on which Dask makes the blocks.  The program is
+    unchanged where tasks do not run on the workers of the plan, since positions of the mesh are
+    then not tied to workers.
     """
     nodes = captured.program.nodes
-    resident = [index for index, node in enumerate(nodes) if node.resident and node.size]
-    if not machine.placed or machine.who_has is None or not resident:
+    if not machine.placed or machine.who_has is None:
         return captured
+    resident = [index for index, node in enumerate(nodes) if node.resident and node.size]
+    made = read_from_memory(captured, machine.workers)
     blocks: dict[Any, Any] = {}
     for index in resident:
         blocks.update(captured.graph.layers[nodes[index].name])
+    for keys in made.values():
+        blocks.update(dict.fromkeys(itertools.chain.from_iterable(keys)))
+    if not blocks:
+        return captured
     holders = machine.who_has(blocks)
     places = min(machine.workers, MAX_WORKERS)
     position = {
@@ -39,6 +48,10 @@ def located(captured: Captured, machine: Machine) -> Captured:
         homes = tuple(_homes(nodes[index], holders, position, places))
         if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
+    for index, keys in made.items():
+        most = [_most_common(read, holders, position) for read in keys]
+        if all(most):
+            new[index] = replace(nodes[index], homes=tuple(most))
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
 
 
@@ -57,6 +70,19 @@ def blocks_there(captured: Captured) -> dict[Any, int]:
         for index, places in zip(_blocks(node), node.homes, strict=True)
         if places
     }
+
+
+def _most_common(
+    keys: Iterable[Any], holders: Mapping[Any, Sequence[str]], positions: Mapping[str, int]
+) -> tuple[int, ...]:
+    """The mesh position that has most of some data, the first one of equal ones; none if none."""
+    counts = Counter(
+        positions[address]
+        for key in keys
+        for address in holders.get(key, ())
+        if address in positions
+    )
+    return (min(counts, key=lambda place: (-counts[place], place)),) if counts else ()
 
 
 def _blocks(node: Node) -> Iterable[tuple[int, ...]]:

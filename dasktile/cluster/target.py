@@ -51,7 +51,7 @@ class Machine:
         on the workers of the plan, because the scheduler plugin is missing.
     who_has
         Returns the addresses of the workers that have blocks in memory, given the tasks that stand
-        for these blocks by key.
+        for these blocks by key, or None for blocks of which the graph has no task.
     calibration
         Measured speed of the cluster, or None.
     durations
@@ -211,8 +211,15 @@ def _client_machine(client: Any) -> Machine | None:
     if cluster is None:
         return None
 
+    Future = sys.modules["distributed"].Future
+
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        result: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
+        # a key of which the graph has no future may be that of one of this client
+        futures = [
+            Future(key, client) if block is None and key in client.futures else block
+            for key, block in blocks.items()
+        ]
+        result: Mapping[Any, Sequence[str]] = client.who_has(futures)
         return result
 
     def durations() -> Mapping[str, float]:

@@ -262,7 +262,8 @@ class Node:
         moving it costs bytes.
     homes
         For a resident array, if known: for every block, in C order, the mesh positions of the
-        workers that have it.
+        workers that have it.  For an array whose blocks are made of other data in memory, those of
+        the workers that have most of it.
     reason
         Why the node stays unchanged; empty if it does not.
     root
@@ -277,6 +278,8 @@ class Node:
         Number of this replica, for an array of which the plan has replicas; 0 for the first.
     windows
         Elements of the array for each that is in memory: moving windows are views.
+    user_function
+        True for a function that the user registered: it is unknown how long it takes.
     """
 
     name: str
@@ -300,6 +303,7 @@ class Node:
     groups: Groups | None = None
     copy: int = 0
     windows: int = 1
+    user_function: bool = False
 
     @property
     def size(self) -> int:

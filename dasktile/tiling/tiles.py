@@ -114,14 +114,16 @@ class LocalCosts:
     def target(self, node: Node) -> int:
         """Number of tiles that each worker should have: 1 if they would be too small otherwise.
 
-        One is received while another is computed; many keep all threads busy.
+        One is received while another is computed; many keep all threads busy, which small tiles of
+        a function of unknown duration may, too.
         """
         most = max(
             [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
         )
         each = most / self.space.mesh.workers
         tiles = max(self.settings.tiles_per_worker, self.threads)
-        return max(1, min(tiles, int(each // self.settings.min_tile)))
+        least = min(self.threads, node.size) if node.user_function else 1
+        return max(least, min(tiles, int(each // self.settings.min_tile)))
 
     def idle(self, choice: Choice, parts: Parts) -> float:
         """Cost of the time that a node takes longer than if all threads of a worker were busy."""

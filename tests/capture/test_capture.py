@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import functools
+import math
 from typing import Any
 
 import cloudpickle
@@ -33,7 +34,7 @@ from dasktile.capture.rules.blockwise import Contract, Map
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
 from dasktile.capture.user_kernels import lookup, register_kernel
 from dasktile.ir import AxisMap, Kind, Label, Node, Role, output_chunks, validate
-from tests.support import opaque
+from tests.support import opaque, plan_for_workers
 
 FREE, REDUCE, WHOLE, PINNED = Role.FREE, Role.REDUCE, Role.WHOLE, Role.PINNED
 
@@ -866,3 +867,20 @@ def test_a_product_of_blocks_of_which_one_is_empty() -> None:
     with dask.config.set({"dasktile.raise-errors": True}):
         planned = dasktile.optimize(a @ b, workers=2)
     np.testing.assert_array_equal(planned.compute(scheduler="sync"), np.full((6, 6), 16.0))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_small_tiles_of_a_registered_function_keep_all_threads_busy(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    def slow(block: np.ndarray) -> np.ndarray:
+        return block + 1
+
+    register_kernel(slow, elementwise=True)
+    plan_for_workers(monkeypatch, 2, threads)
+    x = da.random.default_rng(0).random((400, 100), chunks=(10, 100))
+    with dask.config.set({"dasktile.raise-errors": True}):
+        known = dasktile.optimize((x + 1).map_blocks(np.sqrt))
+        unknown = dasktile.optimize(x.map_blocks(slow, dtype=float))
+    assert math.prod(known.numblocks) == 2
+    assert math.prod(unknown.numblocks) == 2 * threads

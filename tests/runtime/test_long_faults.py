@@ -72,8 +72,11 @@ def end(client: Client) -> None:
     async def ends(dask_scheduler: Scheduler) -> None:
         await nothing_stuck(dask_scheduler)
         await until(lambda: not dask_scheduler.tasks)
-        roots = plugin_of(dask_scheduler).roots
+        plugin = plugin_of(dask_scheduler)
+        roots = plugin.roots
         assert not any((roots.homes, roots.ready, roots._last_served, roots._stalled))
+        # at the next check that finds no task
+        await until(lambda: not plugin.stealing._usual)
 
     client.run_on_scheduler(ends)
 

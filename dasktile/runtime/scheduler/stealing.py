@@ -152,7 +152,8 @@ class Stealing:
 
     def clear(self) -> None:
         """Forget what is known of workers and tasks, as none run."""
-        for known in (self._thieves, self._last, self._ended, self._since, self._idle):
+        tables = (self._thieves, self._usual, self._last, self._ended, self._since, self._idle)
+        for known in tables:
             known.clear()
 
     def check(self) -> bool:

@@ -26,8 +26,9 @@ from dasktile.schedule.simulated_worker import (
 from dasktile.schedule.tracking import ROOMY
 
 #: Orders that are scored beside Dask's at the most, and tasks of all of them together (chosen:
-#: a simulated worker runs some 20,000 tasks a second).
-_MOST_ORDERS, _MOST_TASKS = 6, 20_000
+#: a simulated worker runs some 20,000 tasks a second, and of ten workloads the best of six orders
+#: moves 2 % less than that of three for one, and no less for the others).
+_MOST_ORDERS, _MOST_TASKS = 3, 20_000
 
 #: Seconds of messages that take longer: distributed sends in batches of 2 ms.
 _LATE = 0.002
@@ -135,27 +136,33 @@ def best_order(
     """
     late = replace(settings, message=max(_LATE, settings.message))
 
-    def score(rule: str, order: Ints) -> Scored:
-        runs = [
-            simulate_worker(tasks, order.tolist(), limit, link, each) for each in (settings, late)
-        ]
-        return Scored(rule, order, *runs)
+    def run(order: Ints, settings: WorkerSettings) -> WorkerRun:
+        return simulate_worker(tasks, order.tolist(), limit, link, settings)
 
+    own = dict(finalists)[reference]
+    given = Scored(reference, own, run(own, settings), run(own, late))
+    most = given.most.moved
+    if not most:
+        return given
     count = max(1, min(_MOST_ORDERS, _MOST_TASKS // max(1, len(tasks))))
-    given = score(reference, dict(finalists)[reference])
-    scored = [given]
-    seen = {given.order.tobytes()}
+    seen = {own.tobytes()}
+    runs: list[tuple[str, Ints, WorkerRun]] = []
     for rule, order in finalists:
-        if len(scored) > count:
-            break
-        if order.tobytes() not in seen:
+        if len(runs) < count and order.tobytes() not in seen:
             seen.add(order.tobytes())
-            scored.append(score(rule, order))
-    no_more = [each for each in scored if each.most.moved <= given.most.moved]
-    slowest = (1 + _NEARLY) * min(each.run.makespan for each in no_more)
-    return min(
-        (each for each in no_more if each.run.makespan <= slowest), key=lambda each: each.most.moved
-    )
+            runs.append((rule, order, run(order, settings)))
+    runs = [each for each in runs if each[2].moved <= most]
+    fastest = min([given.run.makespan, *(prompt.makespan for _, _, prompt in runs)])
+    slowest = (1 + _NEARLY) * fastest
+    best = given if given.run.makespan <= slowest else None
+    for rule, order, prompt in sorted(runs, key=lambda each: each[2].moved):
+        if best is not None and prompt.moved >= best.most.moved:
+            break  # it is not expected to move less with late messages
+        if prompt.makespan <= slowest:
+            scored = Scored(rule, order, prompt, run(order, late))
+            least = most if best is None else best.most.moved - 1
+            best = scored if scored.most.moved <= least else best
+    return best or given
 
 
 def ran(run: WorkerRun) -> Ints:

@@ -39,19 +39,21 @@ def read_from_memory(captured: Captured, workers: int) -> dict[int, list[tuple[K
     of than a worker's even share, as all blocks may be of a scattered model.
     """
     view = GraphView(captured.graph)
-    found: dict[int, list[tuple[Key, ...]]] = {}
-    for index, (node, kernel) in enumerate(
-        zip(captured.program.nodes, captured.kernels, strict=True)
-    ):
-        if not _is_made_of_others(node, kernel) or not _may_read_futures(view, node.name):
-            continue
-        blocks = _futures_of(view, node)
-        counts = Counter(itertools.chain.from_iterable(blocks))
-        most = -(-len(blocks) // workers)
-        near = [tuple(key for key in keys if counts[key] <= most) for keys in blocks]
-        if all(near):
-            found[index] = near
-    return found
+    read = {
+        index: _futures_of(view, node)
+        for index, (node, kernel) in enumerate(
+            zip(captured.program.nodes, captured.kernels, strict=True)
+        )
+        if _is_made_of_others(node, kernel) and _may_read_futures(view, node.name)
+    }
+    blocks = list(itertools.chain.from_iterable(read.values()))
+    counts = Counter(itertools.chain.from_iterable(blocks))
+    most = -(-len(blocks) // workers)
+    near = {
+        index: [tuple(key for key in keys if counts[key] <= most) for keys in each]
+        for index, each in read.items()
+    }
+    return {index: each for index, each in near.items() if all(each)}
 
 
 def _is_made_of_others(node: Node, kernel: Any) -> bool:

@@ -77,7 +77,9 @@ def test_tasks_run_where_the_persisted_data_is(
     del data  # graphs do not keep it
 
 
-def test_shared_data_is_followed_by_no_block(client: Client) -> None:
+@pytest.mark.parametrize("count", [4, 20])
+def test_shared_data_is_followed_by_no_block(client: Client, count: int) -> None:
+    # few arrays of one block are a node each, many are one node
     shared = client.scatter(np.ones((STEP, COLUMNS)))
-    blocks = [delayed(np.multiply)(shared, number) for number in range(20)]
+    blocks = [delayed(np.multiply)(shared, number) for number in range(count)]
     assert not read_from_memory(capture([from_delayed(blocks)]), 4)

@@ -339,7 +339,7 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     if request.method != "auto" or request.machine.limit_given or planned.tiled is None:
         return plan
     there = blocks_there(captured)
-    resident = sum(node.nbytes for node in captured.program.nodes if node.homes)
+    resident = sum(node.nbytes for node in captured.program.nodes if node.resident and node.homes)
     before, after = planned.before.bytes, planned.after.bytes
     is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
     # sizes of such blocks are what their functions make of them: the model must save bytes
@@ -512,7 +512,7 @@ def room(request: Request, plan: TilingPlan) -> int | None:
     """Bytes of results that a worker holds before it spills; None if that is unknown."""
     if request.machine.room is None:
         return None
-    there = sum(node.nbytes for node in plan.program.nodes if node.homes)
+    there = sum(node.nbytes for node in plan.program.nodes if node.resident and node.homes)
     return max(0, request.machine.room - there // request.machine.workers)
 
 

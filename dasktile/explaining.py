@@ -92,6 +92,10 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         # bytes of results of unknown sizes are not counted, but for those of earlier plans
         unplanned = _received(request.graph) if request.machine.placed and not is_again else 0
         explanation = replace(explanation, proven_optimal=False, bytes_unplanned=unplanned)
+    if fetched := chosen.planned.captured.fetched:
+        # data that arrays are made of, which is no array of the plan
+        more = explanation.bytes_unplanned + fetched
+        explanation = replace(explanation, bytes_unplanned=more)
     if unknown:
         # nobody knows the size of what is joined
         explanation = replace(explanation, joined=0)

@@ -145,12 +145,18 @@ class Captured:
         The graph that was captured.
     errors
         Exceptions inside capture; each is a defect of dasktile.
+    near
+        By the key of a task that reads data of other collections, the mesh position of the data.
+    fetched
+        Bytes of such data that workers receive for blocks that are made of data on several.
     """
 
     program: Program
     kernels: tuple[Any, ...]
     graph: HighLevelGraph
     errors: tuple[Exception, ...] = ()
+    near: Mapping[Key, int] = field(default_factory=dict)
+    fetched: int = 0
 
 
 @dataclass

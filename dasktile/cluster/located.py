@@ -9,50 +9,169 @@ from dataclasses import replace
 from typing import Any
 
 from dasktile.capture.base import Captured
-from dasktile.capture.from_memory import read_from_memory
+from dasktile.capture.from_memory import data_of_arrays
 from dasktile.cluster.target import Machine
 from dasktile.ir import Node, Program, workers_of_positions
 from dasktile.schedule.homes import has_homes
 from dasktile.schedule.placement import decode, primary
 from dasktile.tiling.mesh import MAX_WORKERS
 
+#: Bytes of data on a worker over those of a block that is made of it, from which the block is made
+#: there (chosen: less may as well be sent).
+LEAST_SHARE = 0.5
+
+#: Bytes of data from which a task of unknown work runs where they are (chosen: less are sent in a
+#: fraction of the time that a task takes).
+LEAST_BYTES = 2**16
+
+#: Tasks or blocks on a worker over the mean up to which they are where their data is (chosen: as
+#: where tasks follow a persisted array).
+MOST_UNEVEN = 1.5
+
 
 def located(captured: Captured, machine: Machine) -> Captured:
     """A program in which nodes of persisted arrays have the mesh positions of their blocks.
 
-    So have arrays whose blocks are made of other persisted data, as partitions of a dataframe: the
-    positions of the workers that have most of it, on which Dask makes the blocks.  The program is
-    unchanged where tasks do not run on the workers of the plan, since positions of the mesh are
-    then not tied to workers.
+    Arrays whose blocks unknown tasks make of persisted data, as of the partitions of a dataframe,
+    have the positions of the workers with most of it, if it is large and evenly distributed: there
+    Dask makes the blocks.  So have the tasks that read the data.  The program is unchanged where
+    tasks do not run on the workers of the plan, since positions of the mesh are then not tied to
+    workers.
     """
-    nodes = captured.program.nodes
-    if not machine.placed or machine.who_has is None:
+    if not machine.placed:
         return captured
-    resident = [index for index, node in enumerate(nodes) if node.resident and node.size]
-    made = read_from_memory(captured, machine.workers)
-    blocks: dict[Any, Any] = {}
-    for index in resident:
-        blocks.update(captured.graph.layers[nodes[index].name])
-    for keys in made.values():
-        blocks.update(dict.fromkeys(itertools.chain.from_iterable(keys)))
-    if not blocks:
-        return captured
-    holders = machine.who_has(blocks)
     places = min(machine.workers, MAX_WORKERS)
     position = {
         address: number * places // len(machine.order)
         for number, address in enumerate(machine.order)
     }
+    return _near_data(_with_homes(captured, machine, position, places), machine, position, places)
+
+
+def _with_homes(
+    captured: Captured, machine: Machine, position: Mapping[str, int], places: int
+) -> Captured:
+    """A program with the positions of the blocks of persisted arrays."""
+    nodes = captured.program.nodes
+    resident = [index for index, node in enumerate(nodes) if node.resident and node.size]
+    if machine.who_has is None or not resident:
+        return captured
+    blocks: dict[Any, Any] = {}
+    for index in resident:
+        blocks.update(captured.graph.layers[nodes[index].name])
+    holders = machine.who_has(blocks)
     new = list(nodes)
     for index in resident:
         homes = tuple(_homes(nodes[index], holders, position, places))
         if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
-    for index, keys in made.items():
-        most = [_most_common(read, holders, position) for read in keys]
-        if all(most):
-            new[index] = replace(nodes[index], homes=tuple(most))
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
+
+
+def _near_data(
+    captured: Captured, machine: Machine, position: Mapping[str, int], places: int
+) -> Captured:
+    """A program with the positions of blocks and tasks that read other data on workers."""
+    read = {
+        index: each
+        for index, each in ({} if machine.data is None else data_of_arrays(captured)).items()
+        if not each.reads_arrays  # the plan decides where the results of these are
+    }
+    if machine.data is None or not read:
+        return captured
+    held = _Held(captured.program, machine.workers)
+    tasks = [task for each in read.values() for task in each.tasks.items()]
+    held.count(itertools.chain.from_iterable(data for _, data in tasks))
+    wanted = [key for key in held.readers if key not in held.bytes]
+    for key, (nbytes, addresses) in machine.data(wanted).items():
+        held.add(key, nbytes, {position[where] for where in addresses if where in position})
+    near: dict[Any, int] = {}
+    for key, place in zip(
+        (key for key, _ in tasks),
+        held.places([data for _, data in tasks], LEAST_BYTES, len(held.readers)),
+        strict=True,
+    ):
+        if place is not None:
+            near[key] = place
+    if not _is_even(near.values(), places):
+        return captured
+    nodes, kernels, fetched = list(captured.program.nodes), list(captured.kernels), 0
+    for index, each in read.items():
+        node, count = nodes[index], len(each.blocks)
+        if count < 2:
+            continue
+        size = node.nbytes / count
+        homes = held.places(each.blocks, LEAST_SHARE * size, count)
+        known = [home for home in homes if home is not None]
+        if len(known) < count or not _is_even(known, places):
+            continue
+        # persisted arrays that it reads keep their names
+        kernels[index] = replace(kernels[index], reads=())
+        nodes[index] = replace(node, edges=(), homes=tuple((home,) for home in known))
+        received = zip(known, each.blocks, strict=True)
+        for home, key in {(home, key) for home, data in received for key in data}:
+            if home not in held.workers.get(key, {home}):
+                fetched += min(held.bytes[key], round(size))
+    program = Program(tuple(nodes), captured.program.outputs)
+    return replace(captured, program=program, kernels=tuple(kernels), near=near, fetched=fetched)
+
+
+class _Held:
+    """The data on workers.
+
+    Attributes
+    ----------
+    readers
+        By the key of data, the number of tasks that read it.
+    bytes, workers
+        By the key of data in memory, its bytes, and the mesh positions that have it.
+    """
+
+    def __init__(self, program: Program, workers: int) -> None:
+        self.readers: Counter[Any] = Counter()
+        self.bytes: dict[Any, int] = {}
+        self.workers: dict[Any, set[int]] = {}
+        self._mesh = workers
+        for node in program.nodes:
+            if node.resident and node.homes:
+                each = node.nbytes // max(1, len(node.homes))
+                for index, homes in zip(_blocks(node), node.homes, strict=True):
+                    self.add((node.name, *index), each, set(homes))
+
+    def count(self, read: Iterable[Any]) -> None:
+        """Count the readers of data, given the keys that each task reads."""
+        self.readers.update(read)
+
+    def add(self, key: Any, nbytes: int, workers: set[int]) -> None:
+        """Note where data is."""
+        self.bytes[key], self.workers[key] = nbytes, workers
+
+    def places(self, reads: Sequence[Sequence[Any]], least: float, count: int) -> list[int | None]:
+        """Where most of the bytes of several lists of data are, the least used place of equal ones.
+
+        None where these are less than `least`.  Data that more than an even share of `count` tasks
+        read, as a scattered model, does not count.
+        """
+        most, loads = -(-count // self._mesh), Counter[int]()
+        found: list[int | None] = []
+        for data in reads:
+            sizes: Counter[int] = Counter()
+            for key in data:
+                for place in self.workers.get(key, ()) if self.readers[key] <= most else ():
+                    sizes[place] += self.bytes[key]
+            best = min(sizes, key=lambda each: (-sizes[each], loads[each], each), default=None)
+            if best is not None and sizes[best] < max(1, least):
+                best = None
+            if best is not None:
+                loads[best] += 1
+            found.append(best)
+        return found
+
+
+def _is_even(places: Iterable[int], count: int) -> bool:
+    """Whether none of `count` places has far more than the mean."""
+    loads = Counter(places)
+    return max(loads.values(), default=0) * count <= MOST_UNEVEN * loads.total()
 
 
 def blocks_there(captured: Captured) -> dict[Any, int]:
@@ -66,23 +185,10 @@ def blocks_there(captured: Captured) -> dict[Any, int]:
     return {
         (node.name, *index): places[0]
         for node in captured.program.nodes
-        if node.homes
+        if node.resident and node.homes
         for index, places in zip(_blocks(node), node.homes, strict=True)
         if places
     }
-
-
-def _most_common(
-    keys: Iterable[Any], holders: Mapping[Any, Sequence[str]], positions: Mapping[str, int]
-) -> tuple[int, ...]:
-    """The mesh position that has most of some data, the first one of equal ones; none if none."""
-    counts = Counter(
-        positions[address]
-        for key in keys
-        for address in holders.get(key, ())
-        if address in positions
-    )
-    return (min(counts, key=lambda place: (-counts[place], place)),) if counts else ()
 
 
 def _blocks(node: Node) -> Iterable[tuple[int, ...]]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from numbers import Integral, Real
 from types import MethodType
@@ -51,11 +52,14 @@ class Machine:
         on the workers of the plan, because the scheduler plugin is missing.
     who_has
         Returns the addresses of the workers that have blocks in memory, given the tasks that stand
-        for these blocks by key, or None for blocks of which the graph has no task.
+        for these blocks by key.
     calibration
         Measured speed of the cluster, or None.
     durations
         Returns the average seconds of tasks by the prefix of their keys.
+    data
+        Returns the bytes of results in memory, and the addresses of the workers that have them, by
+        their keys.
     scheduler_workers
         Workers as the scheduler counts them: more than `workers` where several are in one process.
     memory
@@ -73,6 +77,9 @@ class Machine:
     )
     calibration: Calibration | None = None
     durations: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
+    data: Callable[[Sequence[Any]], Mapping[Any, tuple[int, Sequence[str]]]] | None = field(
+        default=None, compare=False
+    )
     scheduler_workers: int = field(default=0, compare=False)
     memory: int | None = None
 
@@ -211,15 +218,8 @@ def _client_machine(client: Any) -> Machine | None:
     if cluster is None:
         return None
 
-    Future = sys.modules["distributed"].Future
-
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        # a key of which the graph has no future may be that of one of this client
-        futures = [
-            Future(key, client) if block is None and key in client.futures else block
-            for key, block in blocks.items()
-        ]
-        result: Mapping[Any, Sequence[str]] = client.who_has(futures)
+        result: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
         return result
 
     def durations() -> Mapping[str, float]:
@@ -232,7 +232,19 @@ def _client_machine(client: Any) -> Machine | None:
             return {}
         return result
 
-    return _with_metadata(replace(cluster, who_has=who_has, durations=durations), _metadata(client))
+    def data(keys: Sequence[Any]) -> Mapping[Any, tuple[int, Sequence[str]]]:
+        if client.asynchronous:
+            return {}
+        try:
+            result: Mapping[Any, tuple[int, Sequence[str]]] = client.run_on_scheduler(
+                _in_memory, keys=keys
+            )
+        except Exception:
+            return {}
+        return result
+
+    cluster = replace(cluster, who_has=who_has, durations=durations, data=data)
+    return _with_metadata(cluster, _metadata(client))
 
 
 def _averages(dask_scheduler: Any) -> dict[str, float]:
@@ -242,6 +254,17 @@ def _averages(dask_scheduler: Any) -> dict[str, float]:
         for name, prefix in dask_scheduler.task_prefixes.items()
         if prefix.duration_average > 0
     }
+
+
+def _in_memory(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, tuple[int, list[str]]]:
+    """Bytes and workers of results in memory by key; runs on the scheduler."""
+    found = {}
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        workers = tuple(ts.who_has or ()) if ts is not None else ()
+        if workers:
+            found[key] = max(0, ts.nbytes), sorted(ws.address for ws in workers)
+    return found
 
 
 def _metadata(client: Any) -> Mapping[str, Any]:
@@ -291,7 +314,8 @@ def _own_scheduler() -> Machine | None:
             key: [worker.address for worker in tuple(has or ())] for key, has in holders.items()
         }
 
-    return _with_metadata(replace(cluster, who_has=who_has), metadata)
+    data = partial(_in_memory, running[0])
+    return _with_metadata(replace(cluster, who_has=who_has, data=data), metadata)
 
 
 def _local_machine() -> Machine:

@@ -262,8 +262,8 @@ class Node:
         moving it costs bytes.
     homes
         For a resident array, if known: for every block, in C order, the mesh positions of the
-        workers that have it.  For an array whose blocks are made of other data in memory, those of
-        the workers that have most of it.
+        workers that have it.  For an array whose blocks are made of other data in memory: where
+        each is made, as most of its data is there.
     reason
         Why the node stays unchanged; empty if it does not.
     root
@@ -279,7 +279,8 @@ class Node:
     windows
         Elements of the array for each that is in memory: moving windows are views.
     user_function
-        True for a function that the user registered: it is unknown how long it takes.
+        True for a function that the user registered.  Nobody knows how long it takes, so that its
+        tiles may be small.
     """
 
     name: str

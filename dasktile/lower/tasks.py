@@ -540,7 +540,9 @@ class GraphTasks:
         """The mesh position that the plan gives a task, None if it gives none."""
         key = self.keys[number]
         blocks = self.limits.positions.get(token(self.heads[number]))
-        return blocks.get(key[1:]) if blocks and type(key) is tuple else self.placed_home(number)
+        if not blocks:
+            return self.placed_home(number)
+        return blocks.get(key[1:] if type(key) is tuple else ())
 
     def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""

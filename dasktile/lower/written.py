@@ -12,6 +12,7 @@ from dask.highlevelgraph import Layer
 
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import Needed
+from dasktile.capture.references import head_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Read
 from dasktile.ir import (
@@ -139,6 +140,9 @@ class WrittenArrays:
                 placements[own] = Placement(
                     self.tiled.mesh, held, planned_for=self.tiled.planned_for
                 )
+        for key, place in self.captured.near.items():
+            at = key[1:] if isinstance(key, tuple) else ()
+            positions.setdefault(token(str(head_of(key))), {}).setdefault(at, place)
         mesh = self.tiled.mesh
         tables: dict[int, Sequence[int]] = {}
         workers, places = self.tiled.planned_for, math.prod(self.tiled.mesh)

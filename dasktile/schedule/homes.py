@@ -71,6 +71,11 @@ class LayerTable(dict[Any, "LayerHomes | None"]):
         layer = self[name] = self._homes.layer(name)
         return layer
 
+    def home(self, key: Any) -> str | None:
+        """Address for a task; None if its name gives none."""
+        layer = self[key[0]] if type(key) is tuple else None
+        return None if layer is None else layer.home(key[1:])
+
 
 class Homes:
     """The workers in mesh order, and the homes of a layer by its name.

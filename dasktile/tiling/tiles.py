@@ -114,8 +114,8 @@ class LocalCosts:
     def target(self, node: Node) -> int:
         """Number of tiles that each worker should have: 1 if they would be too small otherwise.
 
-        One is received while another is computed; many keep all threads busy, which small tiles of
-        a function of unknown duration may, too.
+        One is received while another is computed; many keep all threads busy.  Small tiles of a
+        function of the user may do so as well.
         """
         most = max(
             [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]

@@ -876,11 +876,17 @@ def test_small_tiles_of_a_registered_function_keep_all_threads_busy(
     def slow(block: np.ndarray) -> np.ndarray:
         return block + 1
 
+    def smooth(block: np.ndarray) -> np.ndarray:
+        return ndimage.uniform_filter1d(block, 3, axis=0)
+
     register_kernel(slow, elementwise=True)
+    register_kernel(smooth, halo={0: 1})
     plan_for_workers(monkeypatch, 2, threads)
     x = da.random.default_rng(0).random((400, 100), chunks=(10, 100))
     with dask.config.set({"dasktile.raise-errors": True}):
         known = dasktile.optimize((x + 1).map_blocks(np.sqrt))
         unknown = dasktile.optimize(x.map_blocks(slow, dtype=float))
+        halo = dasktile.optimize(x.map_overlap(smooth, depth={0: 1}, boundary=0, dtype=float))
     assert math.prod(known.numblocks) == 2
     assert math.prod(unknown.numblocks) == 2 * threads
+    assert math.prod(halo.numblocks) == 2 * threads

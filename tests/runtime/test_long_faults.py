@@ -238,7 +238,7 @@ def test_adaptive_scaling(request: pytest.FixtureRequest, tmp_path: Path) -> Non
         )
         stop = time.monotonic() + seconds
         usages, number = [], 0
-        while time.monotonic() < stop or number < 4:
+        while time.monotonic() < stop or number < 16:
             future = client.compute(computed(number % 7, 3.0, 3))
             check(future, number % 7)
             del future
@@ -250,7 +250,7 @@ def test_adaptive_scaling(request: pytest.FixtureRequest, tmp_path: Path) -> Non
         assert len(scaling.added) > 2 and len(scaling.removed) > 2
         metrics = dasktile.metrics(client)
         assert not metrics.errors and not metrics.missing
-    # caches of Dask and of Python are filled in the first third
+    # caches of Dask, of Python and of the seven plans are filled in the first third
     first, last = usages[len(usages) // 3], usages[-1]
     assert last.descriptors <= first.descriptors + 4
     assert last.threads <= first.threads + 4

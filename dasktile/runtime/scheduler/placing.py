@@ -142,6 +142,9 @@ class Placing:
                 between.append(ts)
                 continue
             home = layer.home(planned[1:]) or self._home_of_followed(layer, planned[1:], homes)
+            if home is None:
+                # Dask has fused a task of a plan with one that follows an array
+                home = next(filter(None, map(layers.home, fused_keys(ts.run_spec))), None)
             if home is not None:
                 homes[key] = home
                 restrict(ts, home)

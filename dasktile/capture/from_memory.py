@@ -1,8 +1,7 @@
 """Which data on workers the tasks of unchanged parts of a graph read.
 
-``da.from_delayed`` and ``to_dask_array`` make arrays of results of other collections, and delayed
-functions read blocks of arrays.  Where these are persisted, Dask runs the tasks on the workers that
-have the data.
+``da.from_delayed`` and ``to_dask_array`` make arrays of results of other collections.  Where these
+are persisted, Dask runs the tasks on the workers that have the data.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 from dask.blockwise import Blockwise
 
 from dasktile.capture.base import Captured, GraphView, Verbatim
-from dasktile.capture.references import Key, head_of
-from dasktile.ir import Kind, Node, Program
+from dasktile.capture.references import Key
+from dasktile.ir import Kind, Node
 
 #: Pieces of data that one block may be made of (chosen: few, such as a partition and its index).
 MOST_READ = 8
@@ -33,21 +32,17 @@ class DataOfArray:
         more than `MOST_READ` pieces.
     tasks
         By the key of a task, the keys of the data that it reads itself.
-    reads_arrays
-        Whether other tasks read arrays that are not in memory.
     """
 
     blocks: Sequence[Sequence[Key]]
     tasks: Mapping[Key, Sequence[Key]]
-    reads_arrays: bool
 
 
 def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
     """The data that the tasks of unchanged arrays read, by the index of their node.
 
     The data need not be in the graph, from which ``to_delayed`` takes it.  Arrays that read none
-    are left out, and so are those of functions of blocks, as of ``map_blocks``: their nodes say
-    what they read.
+    are left out, and so are those that read other arrays: the plan decides where these are.
 
     Parameters
     ----------
@@ -58,36 +53,29 @@ def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
     found: dict[int, DataOfArray] = {}
     for index, kernel in enumerate(captured.kernels):
         node = captured.program.nodes[index]
-        if node.kind is not Kind.OPAQUE or node.resident or not isinstance(kernel, Verbatim):
+        if node.kind is not Kind.OPAQUE or node.resident or node.edges:
             continue
-        if all(isinstance(view.layers[name], Blockwise) for name in kernel.layers):
-            continue
-        made = _data_of(view, captured.program, node, kernel)
-        if made.tasks:
-            found[index] = made
+        if isinstance(kernel, Verbatim) and not all(
+            isinstance(view.layers[name], Blockwise) for name in kernel.layers
+        ):
+            made = _data_of(view, node, kernel)
+            if made.tasks:
+                found[index] = made
     return found
 
 
-def _data_of(view: GraphView, program: Program, node: Node, kernel: Verbatim) -> DataOfArray:
-    in_memory = {
-        read
-        for read, edge in zip(kernel.reads, node.edges, strict=True)
-        if program.nodes[edge.producer].resident
-    }
-    arrays = set(kernel.reads) - in_memory
+def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
     tasks: dict[Key, Any] = {}
     for name in kernel.layers:
         tasks.update(view.tasks(name))
-    direct = {}
-    for key, task in tasks.items():
-        data = [
-            read for read in task.dependencies if read not in tasks and head_of(read) not in arrays
-        ]
-        if data:
-            direct[key] = data
+    direct = {
+        key: data
+        for key, task in tasks.items()
+        if (data := [read for read in task.dependencies if read not in tasks])
+    }
     numbers = itertools.product(*(range(len(sizes)) for sizes in node.chunks))
     blocks = [(node.name, *number) for number in numbers] if direct else []
-    return DataOfArray(_below(blocks, tasks, direct), direct, bool(arrays))
+    return DataOfArray(_below(blocks, tasks, direct), direct)
 
 
 def _below(

@@ -72,30 +72,19 @@ def _near_data(
     captured: Captured, machine: Machine, position: Mapping[str, int], places: int
 ) -> Captured:
     """A program with the positions of blocks and tasks that read other data on workers."""
-    read = {
-        index: each
-        for index, each in ({} if machine.data is None else data_of_arrays(captured)).items()
-        if not each.reads_arrays  # the plan decides where the results of these are
-    }
+    read = {} if machine.data is None else data_of_arrays(captured)
     if machine.data is None or not read:
         return captured
-    held = _Held(captured.program, machine.workers)
+    held = _Held(machine.workers)
     tasks = [task for each in read.values() for task in each.tasks.items()]
     held.count(itertools.chain.from_iterable(data for _, data in tasks))
-    wanted = [key for key in held.readers if key not in held.bytes]
-    for key, (nbytes, addresses) in machine.data(wanted).items():
+    for key, (nbytes, addresses) in machine.data(list(held.readers)).items():
         held.add(key, nbytes, {position[where] for where in addresses if where in position})
-    near: dict[Any, int] = {}
-    for key, place in zip(
-        (key for key, _ in tasks),
-        held.places([data for _, data in tasks], LEAST_BYTES, len(held.readers)),
-        strict=True,
-    ):
-        if place is not None:
-            near[key] = place
+    found = held.places([data for _, data in tasks], LEAST_BYTES, len(held.readers))
+    near = {key: place for (key, _), place in zip(tasks, found, strict=True) if place is not None}
     if not _is_even(near.values(), places):
         return captured
-    nodes, kernels, fetched = list(captured.program.nodes), list(captured.kernels), 0
+    nodes, fetched = list(captured.program.nodes), 0
     for index, each in read.items():
         node, count = nodes[index], len(each.blocks)
         if count < 2:
@@ -105,15 +94,13 @@ def _near_data(
         known = [home for home in homes if home is not None]
         if len(known) < count or not _is_even(known, places):
             continue
-        # persisted arrays that it reads keep their names
-        kernels[index] = replace(kernels[index], reads=())
-        nodes[index] = replace(node, edges=(), homes=tuple((home,) for home in known))
+        nodes[index] = replace(node, homes=tuple((home,) for home in known))
         received = zip(known, each.blocks, strict=True)
         for home, key in {(home, key) for home, data in received for key in data}:
             if home not in held.workers.get(key, {home}):
                 fetched += min(held.bytes[key], round(size))
     program = Program(tuple(nodes), captured.program.outputs)
-    return replace(captured, program=program, kernels=tuple(kernels), near=near, fetched=fetched)
+    return replace(captured, program=program, near=near, fetched=fetched)
 
 
 class _Held:
@@ -127,16 +114,11 @@ class _Held:
         By the key of data in memory, its bytes, and the mesh positions that have it.
     """
 
-    def __init__(self, program: Program, workers: int) -> None:
+    def __init__(self, workers: int) -> None:
         self.readers: Counter[Any] = Counter()
         self.bytes: dict[Any, int] = {}
         self.workers: dict[Any, set[int]] = {}
         self._mesh = workers
-        for node in program.nodes:
-            if node.resident and node.homes:
-                each = node.nbytes // max(1, len(node.homes))
-                for index, homes in zip(_blocks(node), node.homes, strict=True):
-                    self.add((node.name, *index), each, set(homes))
 
     def count(self, read: Iterable[Any]) -> None:
         """Count the readers of data, given the keys that each task reads."""

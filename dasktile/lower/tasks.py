@@ -115,7 +115,8 @@ class BundleLimits:
         Tasks that a worker runs at once.
     positions
         By the token of an array whose name has no placement, the mesh positions of its blocks:
-        persisted arrays, and arrays of the input graph.
+        persisted arrays, and arrays of the input graph.  So have tasks that read data in memory, by
+        the first item of their keys and the rest, which is empty for a key that is a string.
     placements
         By the name of a layer without a placement, the one that the plan gives it.
     tables

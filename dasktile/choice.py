@@ -20,7 +20,7 @@ from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
 from dasktile.cheapest import NO_GAIN, cheapest
 from dasktile.cluster.located import blocks_there
-from dasktile.ir import Follow, Kind
+from dasktile.ir import Follow, Kind, Program
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.names import is_of_bundles
 from dasktile.lower.written import wanted_keys
@@ -339,7 +339,7 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     if request.method != "auto" or request.machine.limit_given or planned.tiled is None:
         return plan
     there = blocks_there(captured)
-    resident = sum(node.nbytes for node in captured.program.nodes if node.resident and node.homes)
+    resident = _bytes_there(captured.program)
     before, after = planned.before.bytes, planned.after.bytes
     is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
     # sizes of such blocks are what their functions make of them: the model must save bytes
@@ -512,8 +512,12 @@ def room(request: Request, plan: TilingPlan) -> int | None:
     """Bytes of results that a worker holds before it spills; None if that is unknown."""
     if request.machine.room is None:
         return None
-    there = sum(node.nbytes for node in plan.program.nodes if node.resident and node.homes)
-    return max(0, request.machine.room - there // request.machine.workers)
+    return max(0, request.machine.room - _bytes_there(plan.program) // request.machine.workers)
+
+
+def _bytes_there(program: Program) -> int:
+    """Bytes of the persisted arrays whose workers are known."""
+    return sum(node.nbytes for node in program.nodes if node.resident and node.homes)
 
 
 def joined(request: Request, plan: TilingPlan) -> int:

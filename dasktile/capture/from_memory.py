@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -74,29 +75,23 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
         if (data := [read for read in task.dependencies if read not in tasks])
     }
     numbers = itertools.product(*(range(len(sizes)) for sizes in node.chunks))
-    blocks = [(node.name, *number) for number in numbers] if direct else []
-    return DataOfArray(_below(blocks, tasks, direct), direct)
+    blocks = [(node.name, *number) for number in numbers]
+    return DataOfArray(_below(blocks, tasks, direct) if direct else (), direct)
 
 
 def _below(
     blocks: Sequence[Key], tasks: Mapping[Key, Any], direct: Mapping[Key, Sequence[Key]]
 ) -> list[tuple[Key, ...]]:
     """For every block, the data that it is made of; none if these are many pieces."""
+    needs = {
+        key: [read for read in task.dependencies if read in tasks and read != key]
+        for key, task in tasks.items()
+    }
     found: dict[Key, tuple[Key, ...] | None] = {}
-    stack = list(reversed(blocks))
-    while stack:
-        key = stack[-1]
-        task = tasks.get(key)
-        needs = [] if task is None else [read for read in task.dependencies if read in tasks]
-        waiting = [read for read in needs if read not in found and read != key]
-        if key not in found and waiting:
-            stack.extend(waiting)
-            continue
-        stack.pop()
-        if key not in found:
-            parts = [found[read] for read in needs if read != key]
-            found[key] = _joined([tuple(direct.get(key, ())), *parts])
-    return [found[block] or () for block in blocks]
+    for key in TopologicalSorter(needs).static_order():
+        below = [found[read] for read in needs[key]]
+        found[key] = _joined([tuple(direct.get(key, ())), *below])
+    return [found.get(block) or () for block in blocks]
 
 
 def _joined(parts: Iterable[tuple[Key, ...] | None]) -> tuple[Key, ...] | None:

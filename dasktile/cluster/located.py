@@ -20,8 +20,8 @@ from dasktile.tiling.mesh import MAX_WORKERS
 #: there (chosen: less may as well be sent).
 LEAST_SHARE = 0.5
 
-#: Bytes of data from which a task of unknown work runs where they are (chosen: less are sent in a
-#: fraction of the time that a task takes).
+#: Bytes of data from which a task runs where the data is (chosen: less is sent in a fraction of the
+#: time that a task takes).
 LEAST_BYTES = 2**16
 
 #: Tasks or blocks on a worker over the mean up to which they are where their data is (chosen: as
@@ -72,15 +72,18 @@ def _near_data(
     captured: Captured, machine: Machine, position: Mapping[str, int], places: int
 ) -> Captured:
     """A program with the positions of blocks and tasks that read other data on workers."""
-    read = {} if machine.data is None else data_of_arrays(captured)
-    if machine.data is None or not read:
+    if machine.data is None or not (read := data_of_arrays(captured)):
         return captured
-    held = _Held(machine.workers)
     tasks = [task for each in read.values() for task in each.tasks.items()]
-    held.count(itertools.chain.from_iterable(data for _, data in tasks))
-    for key, (nbytes, addresses) in machine.data(list(held.readers)).items():
-        held.add(key, nbytes, {position[where] for where in addresses if where in position})
-    found = held.places([data for _, data in tasks], LEAST_BYTES, len(held.readers))
+    readers = Counter(key for _, data in tasks for key in data)
+    # all tasks may read a scattered model
+    most = -(-len(tasks) // machine.workers)
+    held = {
+        key: (nbytes, {position[where] for where in addresses if where in position})
+        for key, (nbytes, addresses) in machine.data(list(readers)).items()
+        if readers[key] <= most
+    }
+    found = _places([data for _, data in tasks], held, LEAST_BYTES)
     near = {key: place for (key, _), place in zip(tasks, found, strict=True) if place is not None}
     if not _is_even(near.values(), places):
         return captured
@@ -90,64 +93,48 @@ def _near_data(
         if count < 2:
             continue
         size = node.nbytes / count
-        homes = held.places(each.blocks, LEAST_SHARE * size, count)
+        homes = _places(each.blocks, held, LEAST_SHARE * size)
         known = [home for home in homes if home is not None]
         if len(known) < count or not _is_even(known, places):
             continue
         nodes[index] = replace(node, homes=tuple((home,) for home in known))
         received = zip(known, each.blocks, strict=True)
         for home, key in {(home, key) for home, data in received for key in data}:
-            if home not in held.workers.get(key, {home}):
-                fetched += min(held.bytes[key], round(size))
+            nbytes, there = held.get(key, (0, {home}))
+            if home not in there:
+                fetched += min(nbytes, round(size))
     program = Program(tuple(nodes), captured.program.outputs)
     return replace(captured, program=program, near=near, fetched=fetched)
 
 
-class _Held:
-    """The data on workers.
+def _places(
+    reads: Sequence[Sequence[Any]], held: Mapping[Any, tuple[int, set[int]]], least: float
+) -> list[int | None]:
+    """Where most of the bytes of several lists of data are, the least used place of equal ones.
 
-    Attributes
+    Parameters
     ----------
-    readers
-        By the key of data, the number of tasks that read it.
-    bytes, workers
-        By the key of data in memory, its bytes, and the mesh positions that have it.
+    reads
+        Keys of data.
+    held
+        Of data in memory, the bytes and the mesh positions.
+    least
+        Bytes below which there is no place.
     """
-
-    def __init__(self, workers: int) -> None:
-        self.readers: Counter[Any] = Counter()
-        self.bytes: dict[Any, int] = {}
-        self.workers: dict[Any, set[int]] = {}
-        self._mesh = workers
-
-    def count(self, read: Iterable[Any]) -> None:
-        """Count the readers of data, given the keys that each task reads."""
-        self.readers.update(read)
-
-    def add(self, key: Any, nbytes: int, workers: set[int]) -> None:
-        """Note where data is."""
-        self.bytes[key], self.workers[key] = nbytes, workers
-
-    def places(self, reads: Sequence[Sequence[Any]], least: float, count: int) -> list[int | None]:
-        """Where most of the bytes of several lists of data are, the least used place of equal ones.
-
-        None where these are less than `least`.  Data that more than an even share of `count` tasks
-        read, as a scattered model, does not count.
-        """
-        most, loads = -(-count // self._mesh), Counter[int]()
-        found: list[int | None] = []
-        for data in reads:
-            sizes: Counter[int] = Counter()
-            for key in data:
-                for place in self.workers.get(key, ()) if self.readers[key] <= most else ():
-                    sizes[place] += self.bytes[key]
-            best = min(sizes, key=lambda each: (-sizes[each], loads[each], each), default=None)
-            if best is not None and sizes[best] < max(1, least):
-                best = None
-            if best is not None:
-                loads[best] += 1
+    loads: Counter[int] = Counter()
+    found: list[int | None] = []
+    for data in reads:
+        sizes: Counter[int] = Counter()
+        for key in data:
+            nbytes, there = held.get(key, (0, set()))
+            sizes.update(dict.fromkeys(there, nbytes))
+        best = min(sizes, key=lambda each: (-sizes[each], loads[each], each), default=None)
+        if best is not None and sizes[best] >= max(1, least):
+            loads[best] += 1
             found.append(best)
-        return found
+        else:
+            found.append(None)
+    return found
 
 
 def _is_even(places: Iterable[int], count: int) -> bool:

@@ -141,10 +141,7 @@ class Placing:
             if layer.placement is None:
                 between.append(ts)
                 continue
-            home = layer.home(planned[1:]) or self._home_of_followed(layer, planned[1:], homes)
-            if home is None:
-                # Dask has fused a task of a plan with one that follows an array
-                home = next(filter(None, map(layers.home, fused_keys(ts.run_spec))), None)
+            home = self._home_by_plan(ts, layer, planned[1:], layers, homes)
             if home is not None:
                 homes[key] = home
                 restrict(ts, home)
@@ -265,6 +262,22 @@ class Placing:
             homes[ts.key] = best
             restrict(ts, best)
 
+    def _home_by_plan(
+        self,
+        ts: TaskState,
+        layer: LayerHomes,
+        index: Any,
+        layers: LayerTable,
+        homes: dict[Any, str],
+    ) -> str | None:
+        """The home of a task of a layer, None if the plan gives none.
+
+        Of one that follows an array of which no block is known: that of a task that Dask has fused
+        with it.
+        """
+        home = layer.home(index) or self._home_of_followed(layer, index, homes)
+        return home or next(filter(None, map(layers.home, fused_keys(ts.run_spec))), None)
+
     def _home_of_followed(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
         """The worker of the block that a task follows; None if it follows none."""
         block = layer.followed(index)
@@ -337,7 +350,7 @@ class Placing:
                 continue
             home = None
             if layer is not None and layer.placement is not None:
-                home = layer.home(key[1:]) or self._home_of_followed(layer, key[1:], {})
+                home = self._home_by_plan(ts, layer, key[1:], layers, {})
             home = home or before
             if home is None or home not in load:
                 home = min(alive, key=lambda address: load[address])

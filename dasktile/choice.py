@@ -16,6 +16,7 @@ from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 
 from dasktile import config, decisions
+from dasktile.along_hosts import along_hosts
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
 from dasktile.cheapest import NO_GAIN, cheapest
@@ -266,7 +267,8 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
         usual = unchanged(usual, AGAIN)
     # a search without some cuts proves nothing of tiles with them
     usual = usual if whole is None else with_bound_of(usual, searched)
-    return _unless_error(partial(_unless_more_moved, request, captured), usual)
+    usual = _unless_error(partial(_unless_more_moved, request, captured), usual)
+    return _unless_error(partial(along_hosts, request), usual)
 
 
 def _with_whole_axes(

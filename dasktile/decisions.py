@@ -201,7 +201,7 @@ def _context(request: Request) -> Any:
         machine.memory_limit,
         machine.limit_given,
         machine.room,
-        len(machine.order),
+        machine.hosts,
         machine.calibration,
         machine.who_has is None,
         machine.settings(),

@@ -119,6 +119,8 @@ class Prediction:
         Bytes of results alone on each worker.
     from_memory
         Whether blocks in memory are on the workers that have them; otherwise tasks make them.
+    between_hosts
+        Bytes that workers receive from workers of other hosts; None where there is one host.
     """
 
     seconds: float
@@ -132,6 +134,7 @@ class Prediction:
     task: int = 0
     by_worker: tuple[int, ...] = ()
     from_memory: bool = False
+    between_hosts: int | None = None
 
     @property
     def is_sound(self) -> bool:
@@ -377,7 +380,7 @@ def predict_tasks(
     if tasks.there:
         # with the speed of the network, blocks would be sent that Dask leaves where they are
         speeds = replace(speeds, assumed=SCHEDULER_BANDWIDTH)
-    run = simulate(tasks, machine.workers, machine.threads, speeds)
+    run = simulate(tasks, machine.workers, machine.threads, speeds, machine.hosts)
     return Prediction(
         run.seconds,
         run.moved,
@@ -390,6 +393,7 @@ def predict_tasks(
         run.task,
         run.results,
         bool(tasks.there),
+        run.between_hosts if len(set(machine.hosts)) > 1 else None,
     )
 
 
@@ -402,5 +406,6 @@ def _speeds(measured: Calibration | None) -> Speeds:
         speeds,
         scheduler=USUAL_TASK * measured.task_seconds,
         network=measured.bandwidth or speeds.network,
+        within_host=measured.within_host,
         memory=measured.memory or speeds.memory,
     )

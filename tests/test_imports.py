@@ -297,8 +297,21 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
+    "along_hosts": (
+        {
+            "lower.count",
+            "lower.writer",
+            "planning",
+            "prediction",
+            "request",
+            "schedule.traffic",
+            "tiling.axis_order",
+        },
+        {"numpy"},
+    ),
     "choice": (
         {
+            "along_hosts",
             "capture",
             "cheapest",
             "cluster.located",

@@ -135,8 +135,11 @@ async def _measure(
     written = await _run(
         client, [(address, write, settings.compute_seconds) for address in every], settings
     )
+    hosts = _by_host(list(processes.values()))
+    within = hosts if len(hosts) > 1 else []
     return Calibration(
-        bandwidth=await _bandwidth(client, list(processes.values()), settings),
+        bandwidth=await _bandwidth(client, _far_apart(hosts, settings.sample), settings),
+        within_host=await _bandwidth(client, _neighbours(within, settings.sample), settings),
         task_seconds=await _task_seconds(client, sample, settings),
         flops=median(rates),
         workers=len(processes),
@@ -235,16 +238,44 @@ def _write() -> Any:
 # Bytes a second ---------------------------------------------------------------------
 
 
+def _by_host(addresses: Sequence[str]) -> list[list[str]]:
+    """The addresses of each host."""
+    hosts: dict[str, list[str]] = {}
+    for address in addresses:
+        hosts.setdefault(address.rpartition(":")[0], []).append(address)
+    return list(hosts.values())
+
+
+def _far_apart(hosts: Sequence[Sequence[str]], most: int) -> list[tuple[str, str]]:
+    """Pairs of at most `most` workers, of different hosts where there are several."""
+    addresses = [address for host in hosts for address in host]
+    half = min(len(addresses), most) // 2
+    if not half:
+        return []
+    if len(hosts) == 1:
+        chosen = _evenly_spaced(addresses, 2 * half)
+        return list(zip(chosen[:half], chosen[half:], strict=True))
+    # the first workers of all hosts, the second ones, ...: neighbours are of different hosts
+    turns = [
+        host[turn] for turn in range(max(map(len, hosts))) for host in hosts if turn < len(host)
+    ]
+    pairs = list(zip(turns[0::2], turns[1::2], strict=False))
+    of_two = [pair for pair in pairs if len(_by_host(pair)) == 2]
+    return of_two[:half]
+
+
+def _neighbours(hosts: Sequence[Sequence[str]], most: int) -> list[tuple[str, str]]:
+    """Pairs of workers of one host, of at most `most` workers."""
+    pairs = [pair for host in hosts for pair in zip(host[0::2], host[1::2], strict=False)]
+    return pairs[: most // 2]
+
+
 async def _bandwidth(
-    client: Client, addresses: Sequence[str], settings: ClusterSettings
+    client: Client, pairs: Sequence[tuple[str, str]], settings: ClusterSettings
 ) -> float | None:
     """Bytes a second that a worker receives while pairs of workers exchange arrays."""
-    half = min(len(addresses), settings.sample) // 2
-    if not half:
+    if not pairs:
         return None
-    chosen = _evenly_spaced(addresses, 2 * half)
-    # partners are far apart in the order of addresses, so on different hosts if possible
-    pairs = list(zip(chosen[:half], chosen[half:], strict=True))
     # opens the connections
     await _round_trips(client, pairs, 8, settings)
     (first,) = await _repeated(client, pairs, settings.first_bytes, 1, settings)

@@ -89,6 +89,13 @@ class Machine:
         return bool(self.order)
 
     @property
+    def hosts(self) -> tuple[int, ...]:
+        """For every mesh position, the number of its worker's host; empty as `order` is."""
+        names = [address.rpartition(":")[0] for address in self.order]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return tuple(map(numbers.__getitem__, names))
+
+    @property
     def assumed_room(self) -> int | None:
         """What a plan assumes as `room` where that is unknown: a task's limit for each thread."""
         if self.room is not None or self.memory_limit is None:

@@ -39,6 +39,9 @@ class Run(Protocol):
     @property
     def from_memory(self) -> bool: ...
 
+    @property
+    def between_hosts(self) -> int | None: ...
+
 
 class UnknownArray(Protocol):
     """An array whose chunk sizes are unknown."""
@@ -194,6 +197,7 @@ def describe_plan(
         bytes_unplanned=unplanned,
         used_workers=plan.used_workers if plan.used_workers < plan.workers else None,
         bytes_on_all=plan.bytes_on_all,
+        between_hosts=planned.between_hosts if is_counted and planned is not None else None,
     )
 
 

@@ -83,6 +83,8 @@ class Speeds:
         Bytes per second of a task, counted on its inputs and its result.
     network
         Bytes per second between two workers.
+    within_host
+        The same between two workers of one host; None for that of `network`.
     variation
         The largest deviation of the duration of a task, as a share of it: otherwise workers would
         run in step, and one of them would always be the first to have room.
@@ -95,6 +97,7 @@ class Speeds:
     scheduler: float = 1e-3
     memory: float = 1e9
     network: float = 5e8
+    within_host: float | None = None
     variation: float = 0.1
     assumed: float | None = None
 
@@ -109,6 +112,8 @@ class Simulated:
         For every worker, the largest number of bytes in its memory.
     moved
         Bytes that workers received from each other.
+    between_hosts
+        Those that they received from workers of other hosts.
     seconds
         Until the last task has run.
     results
@@ -121,13 +126,18 @@ class Simulated:
 
     peaks: tuple[int, ...]
     moved: int
+    between_hosts: int
     seconds: float
     results: tuple[int, ...]
     task: int
 
 
 def simulate(
-    tasks: PlacedTasks, workers: int, threads: int = 1, speeds: Speeds | None = None
+    tasks: PlacedTasks,
+    workers: int,
+    threads: int = 1,
+    speeds: Speeds | None = None,
+    hosts: Sequence[int] = (),
 ) -> Simulated:
     """Simulate a run.
 
@@ -139,8 +149,10 @@ def simulate(
         Number of workers, and of tasks that each runs at once.
     speeds
         Durations; by default those of `Speeds`.
+    hosts
+        For every worker, the number of its host; by default all are on one.
     """
-    return _Simulation(tasks, workers, threads, speeds or Speeds()).run()
+    return _Simulation(tasks, workers, threads, speeds or Speeds(), hosts).run()
 
 
 @dataclass(slots=True)
@@ -194,8 +206,16 @@ class _Buffer:
 class _Simulation:
     """The state of a simulated run."""
 
-    def __init__(self, tasks: PlacedTasks, workers: int, threads: int, speeds: Speeds) -> None:
-        self.tasks, self.speeds = tasks, speeds
+    def __init__(
+        self,
+        tasks: PlacedTasks,
+        workers: int,
+        threads: int,
+        speeds: Speeds,
+        hosts: Sequence[int] = (),
+    ) -> None:
+        self.tasks, self.speeds, self.hosts = tasks, speeds, hosts
+        self.has_hosts = len(set(hosts)) > 1
         self.workers = [_Worker(threads, math.ceil(_SATURATION * threads)) for _ in range(workers)]
         count = len(tasks.reads)
         self.data = set(tasks.data)
@@ -227,6 +247,7 @@ class _Simulation:
         self.number = 0
         self.scheduled = 0.0
         self.moved = 0
+        self.between_hosts = 0
         self.now = 0.0
         #: Bytes of the task that has most in memory.
         self.most = 0
@@ -263,6 +284,7 @@ class _Simulation:
         return Simulated(
             tuple(worker.peak for worker in self.workers),
             self.moved,
+            self.between_hosts,
             self.now,
             tuple(worker.results for worker in self.workers),
             self.most,
@@ -288,14 +310,24 @@ class _Simulation:
         for read in self.reads[number]:
             there = self.there[read]
             if at not in there:
-                size = self.tasks.sizes[read]
+                size, speed = self.tasks.sizes[read], self.speeds.network
+                if self.has_hosts:
+                    speed = self._speed(there, at, size)
                 start = max(self.scheduled, worker.receiving)
-                worker.receiving = there[at] = start + size / self.speeds.network
+                worker.receiving = there[at] = start + size / speed
                 worker.hold(size)
                 self.moved += size
             if there[at] > can_run:
                 can_run = there[at]
         self._event(can_run, -1 - number)
+
+    def _speed(self, there: Mapping[int, float], at: int, size: int) -> float:
+        """Bytes a second at which a worker receives a result, from its own host if it is there."""
+        host = self.hosts[at]
+        if any(self.hosts[other] == host and have <= self.now for other, have in there.items()):
+            return self.speeds.within_host or self.speeds.network
+        self.between_hosts += size
+        return self.speeds.network
 
     def _start(self, at: int) -> None:
         """Run the tasks for which a worker has idle threads."""

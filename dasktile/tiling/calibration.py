@@ -15,8 +15,8 @@ class Calibration:
     Parameters
     ----------
     bandwidth
-        Bytes a second that a worker receives from another while others receive too; None
-        where all workers are in one process.
+        Bytes a second that a worker receives from another while others receive too, of another host
+        where there are several; None where all workers are in one process.
     task_seconds
         Seconds that each further task adds to a graph: the overhead of the scheduler and of the
         workers, all workers together.
@@ -28,6 +28,9 @@ class Calibration:
     memory
         Bytes a second that one worker thread writes to new memory while all are busy, as
         results of elementwise operations; None where that is unknown.
+    within_host
+        As `bandwidth`, between two workers of one host; None where there is one host only, or no
+        host has two workers.
     """
 
     bandwidth: float | None
@@ -36,6 +39,7 @@ class Calibration:
     workers: int
     threads: int
     memory: float | None = None
+    within_host: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers by name, ready for ``json.dumps``."""
@@ -46,10 +50,11 @@ class Calibration:
         """The calibration of a :meth:`to_dict`, or None for any other object."""
         if not isinstance(numbers, Mapping):
             return None
-        bandwidth, memory = numbers.get("bandwidth"), numbers.get("memory")
+        bandwidth, within = numbers.get("bandwidth"), numbers.get("within_host")
+        memory = numbers.get("memory")
         task_seconds, flops = numbers.get("task_seconds"), numbers.get("flops")
         workers, threads = numbers.get("workers"), numbers.get("threads")
-        optional = [number for number in (bandwidth, memory) if number is not None]
+        optional = [number for number in (bandwidth, within, memory) if number is not None]
         if not all(map(_positive, (task_seconds, flops, workers, threads, *optional))):
             return None
         return cls(
@@ -59,6 +64,7 @@ class Calibration:
             workers=int(workers or 0),
             threads=int(threads or 0),
             memory=None if memory is None else float(memory),
+            within_host=None if within is None else float(within),
         )
 
     def __str__(self) -> str:
@@ -69,6 +75,8 @@ class Calibration:
             if self.bandwidth is None
             else f"{self.bandwidth / 2**20:,.0f} MiB/s between two workers"
         )
+        if self.within_host is not None:
+            bandwidth += f", {self.within_host / 2**20:,.0f} MiB/s between two of one host"
         memory = "" if self.memory is None else f" and {self.memory / 2**20:,.0f} MiB/s to memory"
         return (
             f"{workers}, {threads}: {bandwidth}, {self.task_seconds * 1e3:.2g} ms a task,"

@@ -19,7 +19,7 @@ from dasktile import config, decisions
 from dasktile.along_hosts import along_hosts
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
-from dasktile.cheapest import NO_GAIN, cheapest
+from dasktile.cheapest import NO_GAIN, PLANNING_SECONDS, cheapest
 from dasktile.cluster.located import blocks_there
 from dasktile.ir import Follow, Kind, Program
 from dasktile.lower.count import count_tasks, least_tasks
@@ -85,8 +85,8 @@ AGAIN = "it is the result of optimize already, for as many workers"
 #: milliseconds; many tasks may be worth a plan whatever it takes).
 TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 
-#: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and tasks of a
-#: graph, before Dask fuses them, up to which its run is predicted to take no more (chosen).
+#: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and tasks that
+#: are needed of a graph, before Dask fuses them, up to which its run may take no more (chosen).
 LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
 #: Why the input is unchanged where its blocks are in memory, and a plan would move more of them.
@@ -233,18 +233,22 @@ def _is_small(request: Request, captured: Captured) -> bool:
     """
     if not _may_compare(request, captured) or request.machine.limit_given:
         return False
-    if least_tasks(request.graph, request.names) > MOST_SMALL:
+    needed = count_needed(request.graph, request.keys, MOST_SMALL)
+    if needed > MOST_SMALL:
         return False
     settings = request.machine.settings()
     alone = seconds_alone(captured.program, request.machine.workers, settings)
-    if alone > LEAST_PLANNING:
+    # all tasks are read, and those that are needed are written
+    tasks = least_tasks(request.graph, request.names) + needed
+    planning = LEAST_PLANNING + PLANNING_SECONDS * tasks
+    if alone > planning:
         return False
     run = _or_none(partial(predicted_input, request, wanted_blocks(request)))
     return (
         run is not None
         and run.is_sound
         and not run.spilled
-        and run.seconds + alone <= LEAST_PLANNING
+        and run.seconds + alone <= planning
         and run.peak <= LITTLE_MEMORY
     )
 

@@ -582,8 +582,16 @@ def test_smaller_bundles_are_written_only_if_their_tasks_leave_a_gain(
     assert True in written and False in written
 
 
-def test_a_small_graph_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = (noise((1200, 1200), 400) + 1).sum(axis=0)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: (noise((1200, 1200), 400) + 1).sum(axis=0),
+        # most blocks of a cube are not needed
+        lambda: noise((224,) * 3, 32)[(slice(0, 78),) * 3],
+    ],
+)
+def test_a_small_graph_has_no_plan(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = build()
     told = dasktile.explain(small)
     assert not told.changed and told.verdict == choice.SMALL
     monkeypatch.setattr(choice, "plan_request", lambda *_, **__: pytest.fail("a plan is made"))

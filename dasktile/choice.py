@@ -101,6 +101,12 @@ THERE_UNKNOWN = (
     " a plan would move {}"
 )
 
+#: Why the input is unchanged where its blocks are still being computed.
+COMPUTING = (
+    "{} of persisted blocks are still being computed, so that it is unknown on which workers they"
+    " will be; a plan might move them"
+)
+
 #: Why arrays keep their chunks where these move less.
 OWN_THERE = "with the input's own chunks, tasks run where the persisted blocks are"
 
@@ -344,6 +350,8 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     planned = plan.planned.plan
     if request.method != "auto" or request.machine.limit_given or planned.tiled is None:
         return plan
+    if captured.computing and saved_bytes(planned) <= captured.computing:
+        return unchanged(plan, COMPUTING.format(format_bytes(captured.computing)))
     there = blocks_there(captured)
     resident = _bytes_there(captured.program)
     before, after = planned.before.bytes, planned.after.bytes

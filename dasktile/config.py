@@ -224,6 +224,7 @@ _RULES: dict[str, _Rule] = {
     "method": _instance("the name of a tiling method", str),
     "bundle": _count(0),
     "reuse-plans": _FLAG,
+    "wait": _quantity("a number of seconds >= 0, or a string such as '10 s'", parse_timedelta, 0),
     "raise-errors": _FLAG,
     "cost.task-bytes": _BYTES,
     "cost.bandwidth": _SPEED,

@@ -112,6 +112,7 @@ def test_errors_name_the_invalid_setting(name: str, value: object) -> None:
         ("memory-limit", -1, "a number of bytes >= 1, a string such as '2 GiB', or null"),
         ("method", 3, "the name of a tiling method"),
         ("bundle", "abc", "an integer >= 0"),
+        ("wait", -1, "a number of seconds >= 0, or a string such as '10 s'"),
         ("raise-errors", "no", "true or false"),
         ("spill.keep-clean", "yes", "true or false"),
         ("spill.dirty", 0.5, "a number >= 1"),

@@ -149,6 +149,9 @@ class Captured:
         By the key of a task that reads data of other collections, the mesh position of the data.
     fetched
         Bytes of such data that workers receive for blocks that are made of data on several.
+    computing
+        Bytes of persisted blocks that are being computed, of which nobody knows yet on which worker
+        they will be.
     """
 
     program: Program
@@ -157,6 +160,7 @@ class Captured:
     errors: tuple[Exception, ...] = ()
     near: Mapping[Key, int] = field(default_factory=dict)
     fetched: int = 0
+    computing: int = 0
 
 
 @dataclass

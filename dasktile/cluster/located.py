@@ -57,15 +57,21 @@ def _with_homes(
     if machine.who_has is None or not resident:
         return captured
     blocks: dict[Any, Any] = {}
+    computing = 0.0
     for index in resident:
-        blocks.update(captured.graph.layers[nodes[index].name])
+        own = captured.graph.layers[nodes[index].name]
+        blocks.update(own)
+        if machine.unfinished is not None and _planned(nodes[index].name, places) is None:
+            left = len(machine.unfinished(list(own)))
+            computing += left / len(own) * nodes[index].nbytes
     holders = machine.who_has(blocks)
     new = list(nodes)
     for index in resident:
         homes = tuple(_homes(nodes[index], holders, position, places))
         if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
-    return replace(captured, program=Program(tuple(new), captured.program.outputs))
+    program = Program(tuple(new), captured.program.outputs)
+    return replace(captured, program=program, computing=round(computing))
 
 
 def _near_data(
@@ -78,6 +84,8 @@ def _near_data(
     readers = Counter(key for _, data in tasks for key in data)
     # all tasks may read a scattered model
     most = -(-len(tasks) // machine.workers)
+    if machine.unfinished is not None:
+        machine.unfinished(list(readers))
     held = {
         key: (nbytes, {position[where] for where in addresses if where in position})
         for key, (nbytes, addresses) in machine.data(list(readers)).items()

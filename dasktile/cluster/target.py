@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -28,6 +29,9 @@ from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
 _DEFAULT = ClusterSettings()
+
+#: States of the scheduler's tasks that will have a result.
+_COMPUTING = frozenset({"waiting", "queued", "no-worker", "processing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class Machine:
     data
         Returns the bytes of results in memory, and the addresses of the workers that have them, by
         their keys.
+    unfinished
+        Waits for results that are being computed, for a limited time; returns, of some keys, those
+        of results that still are.
     scheduler_workers
         Workers as the scheduler counts them: more than `workers` where several are in one process.
     memory
@@ -80,6 +87,7 @@ class Machine:
     data: Callable[[Sequence[Any]], Mapping[Any, tuple[int, Sequence[str]]]] | None = field(
         default=None, compare=False
     )
+    unfinished: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, compare=False)
     scheduler_workers: int = field(default=0, compare=False)
     memory: int | None = None
 
@@ -250,8 +258,31 @@ def _client_machine(client: Any) -> Machine | None:
             return {}
         return result
 
-    cluster = replace(cluster, who_has=who_has, durations=durations, data=data)
+    cluster = replace(
+        cluster,
+        who_has=who_has,
+        durations=durations,
+        data=data,
+        unfinished=partial(_awaited, client),
+    )
     return _with_metadata(cluster, _metadata(client))
+
+
+def _awaited(client: Any, keys: Sequence[Any]) -> list[Any]:
+    """Keys of results that are being computed although a client has waited for them for a while."""
+
+    def pending() -> list[Any]:
+        states = ((key, client.futures.get(key)) for key in keys)
+        return [key for key, state in states if state is not None and state.status == "pending"]
+
+    left = pending()
+    if left and not client.asynchronous:
+        distributed = sys.modules["distributed"]
+        futures = [distributed.Future(key, client) for key in left]
+        with suppress(TimeoutError):
+            distributed.wait(futures, timeout=config.setting("wait"))
+        left = pending()
+    return left
 
 
 def _averages(dask_scheduler: Any) -> dict[str, float]:
@@ -321,8 +352,13 @@ def _own_scheduler() -> Machine | None:
             key: [worker.address for worker in tuple(has or ())] for key, has in holders.items()
         }
 
+    def unfinished(keys: Sequence[Any]) -> list[Any]:
+        # nothing is awaited on the scheduler, which makes the plans of all clients
+        return [key for key in keys if key in tasks and tasks[key].state in _COMPUTING]
+
     data = partial(_in_memory, running[0])
-    return _with_metadata(replace(cluster, who_has=who_has, data=data), metadata)
+    cluster = replace(cluster, who_has=who_has, data=data, unfinished=unfinished)
+    return _with_metadata(cluster, metadata)
 
 
 def _local_machine() -> Machine:

@@ -1,0 +1,91 @@
+"""Plans for persisted arrays whose blocks are still being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import distributed
+import numpy as np
+import pytest
+from distributed import Client, Event, wait
+
+import dasktile
+from benchmarks.predicted import cluster
+from dasktile import choice
+from dasktile.report.formatting import format_bytes
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with dask.config.set({"distributed.scheduler.work-stealing": False}), cluster(4) as client:
+        dasktile.enable(client)
+        yield client
+
+
+def when_set(block: np.ndarray, event: str) -> np.ndarray:
+    Event(event).wait()
+    return block + 1
+
+
+def held(event: str, rows: int = 4000) -> da.Array:
+    """A persisted array whose blocks are computed once an event is set."""
+    x = da.random.default_rng(0).random((rows, 500), chunks=(rows // 20, 500))
+    # with `meta`, Dask does not call the function to find out what it returns
+    return x.map_blocks(when_set, event, meta=x._meta).persist()
+
+
+def scores(x: da.Array) -> da.Array:
+    return ((x - x.mean(axis=0)) / x.std(axis=0)).max(axis=1)
+
+
+def received(client: Client) -> int:
+    workers = client.cluster.workers.values()
+    return sum(entry["total"] for worker in workers for entry in worker.transfer_incoming_log)
+
+
+def test_blocks_are_awaited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = held("first")
+    usual = distributed.wait
+
+    def and_set(*args: Any, **kwargs: Any) -> Any:
+        Event("first").set()
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(distributed, "wait", and_set)
+    planned = dasktile.optimize(scores(x))
+    before = received(client)
+    values = planned.compute()
+    # means, deviations and the result; a block has 800 kB
+    assert received(client) - before < 400_000
+    np.testing.assert_allclose(values, scores(x).compute(), rtol=1e-9)
+
+
+def test_the_input_is_kept_where_it_is_unknown_what_moves(client: Client) -> None:
+    with dask.config.set({"dasktile.wait": 0}):
+        x = held("second")
+        array = scores(x)
+        told = dasktile.explain(array)
+        assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
+        assert dasktile.optimize(array) is array
+        # more is saved of the other array than this one has
+        small = held("second", 40)
+        y = da.random.default_rng(1).random((4000, 4000), chunks=(200, 4000))
+        other = y.T @ y + small.sum()
+        assert dasktile.explain(other).changed
+    Event("second").set()
+    wait([x, small])
+    # now it is known
+    assert dasktile.explain(array).changed
+
+
+def test_errors_of_blocks_are_not_awaited(client: Client) -> None:
+    def fail(block: np.ndarray) -> np.ndarray:
+        raise OSError("no such block")
+
+    x = da.ones((400, 400), chunks=100).map_blocks(fail, meta=np.empty((0, 0))).persist()
+    planned = dasktile.optimize(scores(x))
+    with pytest.raises(OSError, match="no such block"):
+        planned.compute()

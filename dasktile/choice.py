@@ -85,8 +85,8 @@ AGAIN = "it is the result of optimize already, for as many workers"
 #: milliseconds; many tasks may be worth a plan whatever it takes).
 TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 
-#: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and tasks that
-#: are needed of a graph, before Dask fuses them, up to which its run may take no more (chosen).
+#: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and the needed
+#: tasks of a graph, before Dask fuses them, up to which its run is compared with these (chosen).
 LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
 #: Why the input is unchanged where its blocks are in memory, and a plan would move more of them.

@@ -13,7 +13,7 @@ from dasktile.capture.culling import Needed, has_effects, needed_blocks
 from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.rules.sources import Create
-from dasktile.cluster.located import located
+from dasktile.cluster.located import located, mesh_there
 from dasktile.cluster.target import Machine
 from dasktile.ir import Chunks, Kind, Node, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
@@ -560,5 +560,6 @@ def tile(
         force=force,
         keep=keep,
         final=final,
+        mesh=mesh_there(captured, target.workers),
         tables=tables,
     )

@@ -357,11 +357,13 @@ def predict_plan(lowered: Lowered, machine: Machine, work: float = 0.0) -> Predi
     work
         Seconds that functions take.
     """
-    return predict_tasks(machine, work, *lowered.tasks(machine.placed))
+    tasks, guessed = lowered.tasks(machine.placed)
+    positions = math.prod(lowered.written.limits.mesh)
+    return predict_tasks(machine, work, tasks, guessed, positions)
 
 
 def predict_tasks(
-    machine: Machine, work: float, tasks: PlacedTasks, guessed: float
+    machine: Machine, work: float, tasks: PlacedTasks, guessed: float, positions: int = 0
 ) -> Prediction | None:
     """What the tasks of a graph take; None if the sizes of results are unknown.
 
@@ -373,6 +375,8 @@ def predict_tasks(
         Seconds that functions take.
     tasks, guessed
         The tasks, and how much of their sizes is a guess, see `placed_tasks`.
+    positions
+        Positions of the mesh that the homes of the tasks are in; 0 if all workers have one.
     """
     if math.isinf(guessed):
         return None
@@ -380,7 +384,11 @@ def predict_tasks(
     if tasks.there:
         # with the speed of the network, blocks would be sent that Dask leaves where they are
         speeds = replace(speeds, assumed=SCHEDULER_BANDWIDTH)
-    run = simulate(tasks, machine.workers, machine.threads, speeds, machine.hosts)
+    hosts = machine.hosts
+    if 0 < positions < len(hosts):
+        # workers without a position have no tasks
+        hosts = machine.hosts_of(positions) + hosts[positions:]
+    run = simulate(tasks, machine.workers, machine.threads, speeds, hosts)
     return Prediction(
         run.seconds,
         run.moved,
@@ -406,6 +414,6 @@ def _speeds(measured: Calibration | None) -> Speeds:
         speeds,
         scheduler=USUAL_TASK * measured.task_seconds,
         network=measured.bandwidth or speeds.network,
-        within_host=measured.within_host,
+        within_host=measured.bandwidth_within_host,
         memory=measured.memory or speeds.memory,
     )

@@ -20,6 +20,7 @@ from dasktile._compat.dask import CALIBRATE, List, Task, TaskRef, require
 from dasktile._compat.distributed import metadata
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.settings import ClusterSettings
+from dasktile.cluster.target import host_of
 from dasktile.tiling.calibration import Calibration
 
 #: Path of the result in the metadata of the scheduler, where every client can read it.
@@ -54,8 +55,8 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
     Returns
     -------
     Calibration
-        A ``Calibration``: bytes a second between workers, seconds a task, operations a second and
-        bytes a second to memory.
+        A ``Calibration``: bytes a second between workers of different hosts and between those of
+        one, seconds a task, operations a second and bytes a second to memory.
 
     Raises
     ------
@@ -136,10 +137,10 @@ async def _measure(
         client, [(address, write, settings.compute_seconds) for address in every], settings
     )
     hosts = _by_host(list(processes.values()))
-    within = hosts if len(hosts) > 1 else []
+    neighbours = _neighbours(hosts, settings.sample) if len(hosts) > 1 else []
     return Calibration(
         bandwidth=await _bandwidth(client, _far_apart(hosts, settings.sample), settings),
-        within_host=await _bandwidth(client, _neighbours(within, settings.sample), settings),
+        bandwidth_within_host=await _bandwidth(client, neighbours, settings),
         task_seconds=await _task_seconds(client, sample, settings),
         flops=median(rates),
         workers=len(processes),
@@ -242,7 +243,7 @@ def _by_host(addresses: Sequence[str]) -> list[list[str]]:
     """The addresses of each host."""
     hosts: dict[str, list[str]] = {}
     for address in addresses:
-        hosts.setdefault(address.rpartition(":")[0], []).append(address)
+        hosts.setdefault(host_of(address), []).append(address)
     return list(hosts.values())
 
 

@@ -14,7 +14,7 @@ from dasktile.cluster.target import Machine
 from dasktile.ir import Node, Program, workers_of_positions
 from dasktile.schedule.homes import has_homes
 from dasktile.schedule.placement import decode, primary
-from dasktile.tiling.mesh import MAX_WORKERS
+from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
 
 #: Bytes of data on a worker over those of a block that is made of it, from which the block is made
 #: there (chosen: less may as well be sent).
@@ -166,6 +166,29 @@ def blocks_there(captured: Captured) -> dict[Any, int]:
         for index, places in zip(_blocks(node), node.homes, strict=True)
         if places
     }
+
+
+def mesh_there(captured: Captured, workers: int) -> tuple[int, ...]:
+    """The mesh of the plans that most persisted blocks are from; empty if it is the usual one.
+
+    Where several hosts have several workers, the axes of a plan's mesh may have another order, and
+    later plans that read its results should divide them in the same way.
+
+    Parameters
+    ----------
+    captured
+        A program with the positions of these blocks.
+    workers
+        Number of workers.
+    """
+    sizes: Counter[tuple[int, ...]] = Counter()
+    usual = mesh_shape(min(workers, MAX_WORKERS))
+    for node in captured.program.nodes:
+        placement = decode(node.name) if node.resident and node.homes else None
+        if placement is not None and sorted(placement.mesh) == sorted(usual):
+            sizes[placement.mesh] += node.nbytes
+    found = max(sizes, key=lambda mesh: (sizes[mesh], mesh), default=usual)
+    return () if found == usual else found
 
 
 def _blocks(node: Node) -> Iterable[tuple[int, ...]]:

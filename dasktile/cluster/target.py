@@ -23,15 +23,13 @@ from dask.utils import parse_bytes
 from dasktile import config
 from dasktile._compat.distributed import scheduling
 from dasktile.cluster.settings import ClusterSettings
+from dasktile.ir import workers_of_positions
 from dasktile.tiling.calibration import Calibration
 from dasktile.tiling.objective import predict_seconds
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
 _DEFAULT = ClusterSettings()
-
-#: States of the scheduler's tasks that will have a result.
-_COMPUTING = frozenset({"waiting", "queued", "no-worker", "processing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +97,20 @@ class Machine:
     @property
     def hosts(self) -> tuple[int, ...]:
         """For every mesh position, the number of its worker's host; empty as `order` is."""
-        names = [address.rpartition(":")[0] for address in self.order]
+        names = list(map(host_of, self.order))
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         return tuple(map(numbers.__getitem__, names))
+
+    def hosts_of(self, positions: int) -> tuple[int, ...]:
+        """For every position of a mesh, the number of its worker's host.
+
+        Parameters
+        ----------
+        positions
+            Number of positions, at most that of the workers.
+        """
+        hosts = self.hosts
+        return tuple(hosts[at] for at in workers_of_positions(positions, len(hosts)))
 
     @property
     def assumed_room(self) -> int | None:
@@ -122,6 +131,17 @@ class Machine:
         return predict_seconds(
             plan, self.settings(), measured.task_seconds, self.threads, measured.memory
         )
+
+
+def host_of(address: str) -> str:
+    """The part of an address that the workers of one host have in common.
+
+    Parameters
+    ----------
+    address
+        As ``"tcp://10.0.0.1:8786"``.
+    """
+    return address.rpartition(":")[0]
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
@@ -354,7 +374,7 @@ def _own_scheduler() -> Machine | None:
 
     def unfinished(keys: Sequence[Any]) -> list[Any]:
         # nothing is awaited on the scheduler, which makes the plans of all clients
-        return [key for key in keys if key in tasks and tasks[key].state in _COMPUTING]
+        return [key for key in keys if scheduling.is_computing(running[0], key)]
 
     data = partial(_in_memory, running[0])
     cluster = replace(cluster, who_has=who_has, data=data, unfinished=unfinished)

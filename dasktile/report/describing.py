@@ -197,7 +197,11 @@ def describe_plan(
         bytes_unplanned=unplanned,
         used_workers=plan.used_workers if plan.used_workers < plan.workers else None,
         bytes_on_all=plan.bytes_on_all,
-        between_hosts=planned.between_hosts if is_counted and planned is not None else None,
+        received_between_hosts=(
+            planned.between_hosts
+            if is_counted and planned is not None and plan.tiled is not None
+            else None
+        ),
     )
 
 

@@ -108,9 +108,9 @@ class PlanReport:
     used_workers, bytes_on_all
         Workers whose grids the plan uses where these are better than those of all `workers`, and
         the bytes that the best plan for all workers moves; None elsewhere.
-    between_hosts
+    received_between_hosts
         Those of the bytes of `received_after` that come from workers of other hosts; None where all
-        workers are on one host, and where `received_after` is None.
+        workers are on one host, where `received_after` is None, and without a plan.
     earlier_workers
         Numbers of workers, other than `workers`, for which parts of the input were optimised.
     """
@@ -160,7 +160,7 @@ class PlanReport:
     scheduler_workers: int = 0
     used_workers: int | None = None
     bytes_on_all: int | None = None
-    between_hosts: int | None = None
+    received_between_hosts: int | None = None
     earlier_workers: tuple[int, ...] = ()
 
     @property

@@ -253,8 +253,8 @@ def _run(plan: PlanReport) -> list[str]:
                 "; that is more than the model counts, as parts of an array that a worker"
                 " reads in tiles of two shapes are sent for each of them"
             )
-        if last and plan.between_hosts is not None:
-            line += f"; {format_bytes(plan.between_hosts)} come from other hosts"
+        if last and plan.received_between_hosts is not None:
+            line += f"; {format_bytes(plan.received_between_hosts)} of these come from other hosts"
     elif plan.workers > 1 and plan.in_memory:
         line += (
             "; what workers receive for Dask's own graph is not predicted, as blocks of the"

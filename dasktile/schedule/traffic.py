@@ -11,7 +11,8 @@ from dasktile.schedule.peaks import PlacedTasks
 def bytes_between(tasks: PlacedTasks, workers: int) -> npt.NDArray[np.int64]:
     """Bytes that each worker sends to each other one.
 
-    A result is sent once to each worker that reads it.  Tasks without a home, and those that read
+    A result is sent once to each worker that reads it, also where another worker of its host has it
+    already.  Tasks without a home, and those that read
     their results, are left out.
 
     Parameters
@@ -52,4 +53,6 @@ def bytes_between_hosts(sent: npt.NDArray[np.int64], hosts: npt.ArrayLike) -> in
         For every worker, the number of its host.
     """
     at = np.asarray(hosts)
-    return int(sent[at[:, None] != at[None, :]].sum())
+    senders, receivers = np.nonzero(sent)
+    crosses = at[senders] != at[receivers]
+    return int(sent[senders[crosses], receivers[crosses]].sum())

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Sharding, Share, TiledProgram, Tiling, Where
-from dasktile.tiling.mesh import primes
 
 #: An order of the axes of a mesh: the number of the first one, of the second one, ...
 AxisOrder = tuple[int, ...]
@@ -65,38 +64,13 @@ def in_axis_order(tiled: TiledProgram, order: AxisOrder) -> TiledProgram:
         The order of its axes.
     """
     number = {axis: place for place, axis in enumerate(order)}
-    mesh = tuple(tiled.mesh[axis] for axis in order)
-    return _with_axes(tiled, mesh, {axis: (number[axis],) for axis in number})
-
-
-def in_prime_axes(tiled: TiledProgram) -> TiledProgram:
-    """A tiled program on the mesh whose axes have prime sizes: the same tiles on the same workers.
-
-    Parameters
-    ----------
-    tiled
-        The program.
-    """
-    mesh: list[int] = []
-    axes = {}
-    for axis, size in enumerate(tiled.mesh):
-        factors = primes(size) or [1]
-        axes[axis] = tuple(range(len(mesh), len(mesh) + len(factors)))
-        mesh += factors
-    return _with_axes(tiled, tuple(mesh), axes)
-
-
-def _with_axes(
-    tiled: TiledProgram, mesh: tuple[int, ...], axes: dict[int, tuple[int, ...]]
-) -> TiledProgram:
-    """A tiled program on another mesh; `axes` are its axes in place of each of the old ones."""
 
     def share(old: Share) -> Share:
-        return replace(old, by=tuple(axis for each in old.by for axis in axes[each]))
+        return replace(old, by=tuple(map(number.__getitem__, old.by)))
 
     def sharding(old: Sharding) -> Sharding:
-        replicated = (axis for each in old.replicated for axis in axes[each])
-        return Sharding(tuple(map(share, old.dims)), tuple(sorted(replicated)))
+        replicated = sorted(map(number.__getitem__, old.replicated))
+        return Sharding(tuple(map(share, old.dims)), tuple(replicated))
 
     def where(old: Where | None) -> Where | None:
         return sharding(old) if isinstance(old, Sharding) else old
@@ -107,7 +81,7 @@ def _with_axes(
     kept_at = {index: where(old) for index, old in tiled.kept_at.items()}
     return replace(
         tiled,
-        mesh=mesh,
+        mesh=tuple(tiled.mesh[axis] for axis in order),
         tilings=tuple(map(tiling, tiled.tilings)),
         kept_at={index: old for index, old in kept_at.items() if old is not None},
         final={key: sharding(old) for key, old in tiled.final.items()},

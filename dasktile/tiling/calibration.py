@@ -28,7 +28,7 @@ class Calibration:
     memory
         Bytes a second that one worker thread writes to new memory while all are busy, as
         results of elementwise operations; None where that is unknown.
-    within_host
+    bandwidth_within_host
         As `bandwidth`, between two workers of one host; None where there is one host only, or no
         host has two workers.
     """
@@ -39,7 +39,7 @@ class Calibration:
     workers: int
     threads: int
     memory: float | None = None
-    within_host: float | None = None
+    bandwidth_within_host: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers by name, ready for ``json.dumps``."""
@@ -50,7 +50,7 @@ class Calibration:
         """The calibration of a :meth:`to_dict`, or None for any other object."""
         if not isinstance(numbers, Mapping):
             return None
-        bandwidth, within = numbers.get("bandwidth"), numbers.get("within_host")
+        bandwidth, within = numbers.get("bandwidth"), numbers.get("bandwidth_within_host")
         memory = numbers.get("memory")
         task_seconds, flops = numbers.get("task_seconds"), numbers.get("flops")
         workers, threads = numbers.get("workers"), numbers.get("threads")
@@ -64,7 +64,7 @@ class Calibration:
             workers=int(workers or 0),
             threads=int(threads or 0),
             memory=None if memory is None else float(memory),
-            within_host=None if within is None else float(within),
+            bandwidth_within_host=None if within is None else float(within),
         )
 
     def __str__(self) -> str:
@@ -75,8 +75,10 @@ class Calibration:
             if self.bandwidth is None
             else f"{self.bandwidth / 2**20:,.0f} MiB/s between two workers"
         )
-        if self.within_host is not None:
-            bandwidth += f", {self.within_host / 2**20:,.0f} MiB/s between two of one host"
+        within = self.bandwidth_within_host
+        if within is not None:
+            bandwidth = bandwidth.replace("workers", "hosts")
+            bandwidth += f", {within / 2**20:,.0f} MiB/s between two workers of one host"
         memory = "" if self.memory is None else f" and {self.memory / 2**20:,.0f} MiB/s to memory"
         return (
             f"{workers}, {threads}: {bandwidth}, {self.task_seconds * 1e3:.2g} ms a task,"

@@ -47,6 +47,7 @@ def tile(
     force: bool = False,
     keep: str = "",
     final: tuple[Chunks | None, ...] = (),
+    mesh: tuple[int, ...] = (),
     tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Decide how every array of a program is tiled.
@@ -80,6 +81,8 @@ def tile(
         Why the input's own chunks are kept whatever the method decides; empty if they are not.
     final
         For every output, the chunks that it must have, or None; empty for none of them.
+    mesh
+        Sizes of the axes of the workers' mesh, where these have another order than usual.
     tables
         What was found for the same program with other settings; what is found is added.
 
@@ -89,13 +92,13 @@ def tile(
         For an unknown method, or a memory limit below one tile.
     """
     settings = settings or Settings()
-    mesh = Mesh(mesh_shape(min(workers, MAX_WORKERS)))
-    grouped = -(-workers // mesh.workers)
+    all_workers = Mesh(mesh or mesh_shape(min(workers, MAX_WORKERS)))
+    grouped = -(-workers // all_workers.workers)
     if room is None and memory_limit is not None:
         room = memory_limit * threads
     unchanged = MeshPlanner(
         program,
-        mesh,
+        all_workers,
         workers,
         settings,
         memory_limit,
@@ -141,7 +144,7 @@ def tile(
         verdict,
         # nothing was proven for programs in which arrays are recomputed
         None if after is recomputing else _proof(results, on_all, used),
-        on_all.least.price.bytes if len(results) > 1 and used < mesh.workers else None,
+        on_all.least.price.bytes if len(results) > 1 and used < all_workers.workers else None,
     )
 
 
@@ -161,6 +164,8 @@ def _search_planner(
     """
     program, settings = unchanged.program, unchanged.settings
     mesh = method.mesh(min(unchanged.workers, MAX_WORKERS))
+    if sorted(mesh) == sorted(unchanged.mesh.shape):
+        mesh = unchanged.mesh.shape
     largest = max(max(before.price.peak, default=0), settings.usual_task)
     return replace(
         unchanged,

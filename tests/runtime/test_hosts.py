@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import wait
 from distributed.comm import get_address_host
 from distributed.utils_test import gen_cluster
 
 import dasktile
-from dasktile import api, choice, decisions
+from dasktile import api, choice, decisions, planning
+from dasktile._compat.dask import DataNode
 from dasktile.cluster.calibration import _by_host, _far_apart, _neighbours
 from dasktile.cluster.target import Machine
+from dasktile.schedule.placement import decode
 
 MB = 10**6
 
@@ -50,10 +54,8 @@ def transposed() -> da.Array:
 SHARES = {
     (tall, 2, 4): 0.5,
     (tall, 4, 2): 0.52,
-    (tall, 2, 6): 0.8,
     (square, 2, 8): 0.5,
     (square, 4, 4): 0.67,
-    (square, 2, 6): 0.58,
 }
 
 
@@ -75,14 +77,49 @@ def test_the_order_of_the_axes_saves_bytes_between_hosts(
     usual = explained(build(), target)
     assert plan.bytes_after == usual.bytes_after
     assert plan.received_after == usual.received_after
-    share = plan.between_hosts / usual.between_hosts
-    assert share <= SHARES.get((build, hosts, workers), 1.0)
+    if usual.changed:
+        share = plan.received_between_hosts / usual.received_between_hosts
+        assert share <= SHARES.get((build, hosts, workers), 1.0)
 
 
 def test_one_host_or_one_worker_on_each_is_left_alone() -> None:
-    assert explained(tall(), machine(1, 8)).between_hosts is None
+    assert explained(tall(), machine(1, 8)).received_between_hosts is None
     single = explained(tall(), machine(8, 1))
-    assert single.between_hosts == single.received_after
+    assert single.received_between_hosts == single.received_after
+
+
+def test_plans_that_use_some_of_the_workers_count_their_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice, "along_hosts", lambda request, plan: plan)
+    array = random(3000, 3000, 500) @ random(3000, 3000, 500, seed=1)
+    plan = explained(array, machine(2, 7))
+    assert plan.used_workers == 12
+    # positions 0 to 5 are those of the first host, as with six workers on each
+    assert plan.received_between_hosts == explained(array, machine(2, 6)).received_between_hosts
+
+
+def test_later_plans_divide_the_axes_of_the_mesh_as_the_first_one_did() -> None:
+    target = machine(2, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "machine", lambda *_: target)
+        first = dasktile.optimize(square())
+        placement = decode(first.name)
+        assert placement is not None and placement.mesh == (2, 4, 2)
+        blocks = product(*map(range, first.numblocks))
+        held = {(first.name, *index): placement.position(index) for index in blocks}
+        where = {key: [target.order[position]] for key, position in held.items()}
+        later = replace(target, who_has=lambda blocks: {key: where[key] for key in blocks})
+        patch.setattr(api, "machine", lambda *_: later)
+        # as persisted: the graph has the blocks alone
+        layer = MaterializedLayer({key: DataNode(key, None) for key in held})
+        graph = HighLevelGraph({first.name: layer}, {first.name: set()})
+        x = da.Array(graph, first.name, first.chunks, dtype=float)
+        factor = random(8000, 8000, 1000, seed=2)
+        again = dasktile.explain(x @ factor)
+        patch.setattr(planning, "mesh_there", lambda captured, workers: ())
+        other = dasktile.explain(x @ (factor * 1.0))
+    assert again.received_after <= other.received_after
 
 
 def test_few_bytes_between_hosts_are_what_is_received() -> None:
@@ -113,7 +150,7 @@ def test_few_bytes_between_hosts_are_what_is_received() -> None:
             for one in worker.transfer_incoming_log
             if get_address_host(one["who"]) != get_address_host(worker.address)
         )
-        assert 0 < crossed <= 1.05 * plan.between_hosts + 0.1 * MB
+        assert 0 < crossed <= 1.05 * plan.received_between_hosts + 0.1 * MB
         assert crossed <= 0.4 * plan.received_after
         np.testing.assert_allclose(
             await c.compute(result), array.compute(scheduler="sync"), rtol=1e-9

@@ -10,7 +10,7 @@ import pytest
 
 from dasktile.ir import Program, Sharding, Share, TiledProgram, Tiling
 from dasktile.schedule.placement import Placement
-from dasktile.tiling.axis_order import axis_orders, in_axis_order, in_prime_axes, new_positions
+from dasktile.tiling.axis_order import axis_orders, in_axis_order, new_positions
 
 
 def tiled_on(mesh: tuple[int, ...]) -> TiledProgram:
@@ -42,15 +42,6 @@ def test_blocks_are_at_the_positions_that_their_positions_become(mesh: tuple[int
         after = in_axis_order(tiled, order)
         assert after.mesh == tuple(mesh[axis] for axis in order)
         assert homes(after) == {block: new[position] for block, position in before.items()}
-
-
-@pytest.mark.parametrize("mesh", [(2, 3), (4, 2, 2), (6, 4), (12, 7)])
-def test_axes_of_prime_sizes_leave_blocks_where_they_are(mesh: tuple[int, ...]) -> None:
-    tiled = tiled_on(mesh)
-    divided = in_prime_axes(tiled)
-    assert homes(divided) == homes(tiled)
-    assert math.prod(divided.mesh) == math.prod(mesh)
-    assert all(size in (2, 3, 5, 7) for size in divided.mesh)
 
 
 def test_any_axes_are_first_and_no_order_is_twice() -> None:

@@ -11,7 +11,13 @@ import dask
 
 from dasktile._compat.distributed.checks import check
 from dasktile._compat.distributed.features import Feature
-from dasktile._compat.distributed.states import NO_WORKER, RELEASED
+from dasktile._compat.distributed.states import (
+    NO_WORKER,
+    PROCESSING,
+    QUEUED,
+    RELEASED,
+    WAITING,
+)
 from dasktile._compat.distributed.table import PROCESS
 
 if TYPE_CHECKING:
@@ -230,6 +236,12 @@ def send_to_worker(scheduler: Scheduler, address: str, message: dict[str, Any]) 
 
 
 # Schedulers of this process ------------------------------------------------------------
+
+
+def is_computing(scheduler: Scheduler, key: Any) -> bool:
+    """Whether a key is that of a task that will run, or runs."""
+    ts = scheduler.tasks.get(key)
+    return ts is not None and ts.state in (WAITING, NO_WORKER, QUEUED, PROCESSING)
 
 
 def own_schedulers() -> list[Scheduler]:

@@ -18,7 +18,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from dasktile._compat.dask import GraphNode, convert_legacy_graph
+from dasktile._compat.dask import Alias, GraphNode, convert_legacy_graph
 from dasktile.capture.references import Key, Keys, head_of, heads_of, read_by, references, tasks_of
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
@@ -211,8 +211,10 @@ class GraphView:
     def tasks(self, name: str) -> dict[Key, GraphNode]:
         """The tasks of a layer as dask's task objects; tuples are converted."""
         if name not in self._tasks:
-            layer = self.layers[name]
-            self._tasks[name] = dict(convert_legacy_graph(tasks_of(layer), self._known_keys(name)))
+            tasks = tasks_of(self.layers[name])
+            if any(map(_may_change, set(map(type, tasks.values())))):
+                tasks = convert_legacy_graph(tasks, self._known_keys(name))
+            self._tasks[name] = dict(tasks)
         return self._tasks[name]
 
     def needed_tasks(self, wanted: Iterable[Key]) -> dict[str, dict[Key, GraphNode | None]]:
@@ -308,6 +310,11 @@ class GraphView:
         if layer is None or isinstance(layer, Blockwise):
             return (name,)
         return self.heads(name)
+
+
+def _may_change(kind: type) -> bool:
+    """Whether dask converts some tasks of a type, or leaves them out as it does futures."""
+    return not issubclass(kind, GraphNode) or issubclass(kind, Alias)
 
 
 #: The operation of a layer; None if the layer is not of a kind that the recogniser supports.

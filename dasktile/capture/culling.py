@@ -179,14 +179,17 @@ def _is_legacy(name: str, layer: Layer) -> bool:
 def _reads(
     name: str, layer: Layer, keys: Collection[Any], others: Container[Any]
 ) -> Mapping[Any, Set[Any]]:
-    """For every task of a layer that one of the keys depends on, the keys that it reads."""
+    """For every task of a layer that one of the keys depends on, the keys that it reads.
+
+    The tasks are in an order that does not depend on hashes, where not all of the layer are needed.
+    """
     if isinstance(layer, Blockwise):
-        own = {key for key in keys if isinstance(key, tuple)}
+        own: Any = sorted(key for key in keys if isinstance(key, tuple))
         # it needs no keys of other layers
         return layer.cull(own, ())[1] if own else {}
     overlap = overlap_of(name, layer)
     if overlap is not None:
-        return overlap.reads(keys)
+        return overlap.reads(sorted(keys))
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
     tasks = tasks_of(layer)
@@ -201,6 +204,8 @@ def _reads(
         else:
             reads[key] = keys_in_tasks(cast(Any, others), [task])
         stack += [other for other in reads[key] if other in tasks]
+    if len(reads) < len(tasks):
+        return {key: reads[key] for key in tasks if key in reads}
     return reads
 
 

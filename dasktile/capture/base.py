@@ -240,17 +240,19 @@ class GraphView:
                 if key not in layers[name]:
                     continue
                 task = layers[name][key]
-                if not isinstance(task, GraphNode) or task.dependencies == {key}:
+                reads = task.dependencies if isinstance(task, GraphNode) else None
+                if reads is None or (len(reads) == 1 and key in reads):
                     task = convert_legacy_graph({key: task}, self._known_keys(name)).get(key)
+                    reads = frozenset() if task is None else task.dependencies
                 found[name][key] = task
-                if task is not None:
-                    new = task.dependencies - seen
+                if reads:
+                    new = reads - seen
                     seen |= new
                     stack.extend(new)
         return {
-            name: {key: found[name][key] for key in layers[name] if key in found[name]}
+            name: {key: tasks[key] for key in layers[name] if key in tasks}
             for name in self.layers
-            if found.get(name)
+            if (tasks := found.get(name))
         }
 
     def _known_keys(self, name: str) -> Keys:

@@ -22,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured, GraphView
 from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import head_of, heads_of, is_block, tasks_of
+from dasktile.capture.references import heads, heads_of, is_block, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -155,12 +155,13 @@ class _Pending:
         self.add(keys)
 
     def add(self, keys: Iterable[Any]) -> None:
-        for key in keys:
-            self._by_head[head_of(key)].add(key)
+        keys = list(keys)
+        for key, head in zip(keys, heads(keys), strict=True):
+            self._by_head[head].add(key)
 
-    def remove(self, keys: Iterable[Any]) -> None:
-        for key in keys:
-            self._by_head[head_of(key)].discard(key)
+    def remove(self, keys: Collection[Any]) -> None:
+        for key, head in zip(keys, heads(keys), strict=True):
+            self._by_head[head].discard(key)
 
     def of(self, name: str, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""

@@ -63,7 +63,12 @@ def heads_of(name: str, layer: Layer) -> Iterable[Any]:
     overlap = overlap_of(name, layer)
     if overlap is not None:
         return (overlap.name, overlap.part)
-    return dict.fromkeys(map(head_of, tasks_of(layer)))
+    return dict.fromkeys(heads(tasks_of(layer)))
+
+
+def heads(keys: Iterable[Key]) -> list[Any]:
+    """As :func:`head_of` for every key, without a call for each tuple."""
+    return [key[0] if type(key) is tuple and key else head_of(key) for key in keys]
 
 
 def tasks_of(layer: Layer) -> Mapping[Key, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from dasktile._compat.dask import GraphNode, convert_legacy_graph
+from dasktile._compat.dask import Alias, GraphNode, convert_legacy_graph
 from dasktile.capture.references import Key, Keys, head_of, heads_of, read_by, references, tasks_of
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
@@ -215,8 +215,10 @@ class GraphView:
     def tasks(self, name: str) -> dict[Key, GraphNode]:
         """The tasks of a layer as dask's task objects; tuples are converted."""
         if name not in self._tasks:
-            layer = self.layers[name]
-            self._tasks[name] = dict(convert_legacy_graph(tasks_of(layer), self._known_keys(name)))
+            tasks = tasks_of(self.layers[name])
+            if any(map(_may_change, set(map(type, tasks.values())))):
+                tasks = convert_legacy_graph(tasks, self._known_keys(name))
+            self._tasks[name] = dict(tasks)
         return self._tasks[name]
 
     def needed_tasks(self, wanted: Iterable[Key]) -> dict[str, dict[Key, GraphNode | None]]:
@@ -242,17 +244,19 @@ class GraphView:
                 if key not in layers[name]:
                     continue
                 task = layers[name][key]
-                if not isinstance(task, GraphNode) or task.dependencies == {key}:
+                reads = task.dependencies if isinstance(task, GraphNode) else None
+                if reads is None or (len(reads) == 1 and key in reads):
                     task = convert_legacy_graph({key: task}, self._known_keys(name)).get(key)
+                    reads = frozenset() if task is None else task.dependencies
                 found[name][key] = task
-                if task is not None:
-                    new = task.dependencies - seen
+                if reads:
+                    new = reads - seen
                     seen |= new
                     stack.extend(new)
         return {
-            name: {key: found[name][key] for key in layers[name] if key in found[name]}
+            name: {key: tasks[key] for key in layers[name] if key in tasks}
             for name in self.layers
-            if found.get(name)
+            if (tasks := found.get(name))
         }
 
     def _known_keys(self, name: str) -> Keys:
@@ -312,6 +316,11 @@ class GraphView:
         if layer is None or isinstance(layer, Blockwise):
             return (name,)
         return self.heads(name)
+
+
+def _may_change(kind: type) -> bool:
+    """Whether dask converts some tasks of a type, or leaves them out as it does futures."""
+    return not issubclass(kind, GraphNode) or issubclass(kind, Alias)
 
 
 #: The operation of a layer; None if the layer is not of a kind that the recogniser supports.

@@ -22,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured, GraphView
 from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import head_of, heads_of, is_block, tasks_of
+from dasktile.capture.references import heads, heads_of, is_block, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -155,12 +155,13 @@ class _Pending:
         self.add(keys)
 
     def add(self, keys: Iterable[Any]) -> None:
-        for key in keys:
-            self._by_head[head_of(key)].add(key)
+        keys = list(keys)
+        for key, head in zip(keys, heads(keys), strict=True):
+            self._by_head[head].add(key)
 
-    def remove(self, keys: Iterable[Any]) -> None:
-        for key in keys:
-            self._by_head[head_of(key)].discard(key)
+    def remove(self, keys: Collection[Any]) -> None:
+        for key, head in zip(keys, heads(keys), strict=True):
+            self._by_head[head].discard(key)
 
     def of(self, name: str, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""
@@ -179,14 +180,17 @@ def _is_legacy(name: str, layer: Layer) -> bool:
 def _reads(
     name: str, layer: Layer, keys: Collection[Any], others: Container[Any]
 ) -> Mapping[Any, Set[Any]]:
-    """For every task of a layer that one of the keys depends on, the keys that it reads."""
+    """For every task of a layer that one of the keys depends on, the keys that it reads.
+
+    The tasks are in an order that does not depend on hashes, where not all of the layer are needed.
+    """
     if isinstance(layer, Blockwise):
-        own = {key for key in keys if isinstance(key, tuple)}
+        own: Any = sorted(key for key in keys if isinstance(key, tuple))
         # it needs no keys of other layers
         return layer.cull(own, ())[1] if own else {}
     overlap = overlap_of(name, layer)
     if overlap is not None:
-        return overlap.reads(keys)
+        return overlap.reads(sorted(keys))
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
     tasks = tasks_of(layer)
@@ -201,6 +205,8 @@ def _reads(
         else:
             reads[key] = keys_in_tasks(cast(Any, others), [task])
         stack += [other for other in reads[key] if other in tasks]
+    if len(reads) < len(tasks):
+        return {key: reads[key] for key in tasks if key in reads}
     return reads
 
 

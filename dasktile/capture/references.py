@@ -39,13 +39,18 @@ def is_block_number(value: Any, count: int) -> bool:
 
 def is_block(key: Key, name: str, numblocks: Sequence[int]) -> bool:
     """Whether a key is that of a block of the array `name`."""
-    return (
-        isinstance(key, tuple)
-        and len(key) == len(numblocks) + 1
-        and isinstance(key[0], str)
-        and key[0] == name
-        and all(map(is_block_number, key[1:], numblocks))
-    )
+    if not isinstance(key, tuple) or len(key) != len(numblocks) + 1:
+        return False
+    if not isinstance(key[0], str) or key[0] != name:
+        return False
+    for number, count in zip(key[1:], numblocks, strict=True):
+        # nearly all are plain integers, which need no call
+        if type(number) is int:
+            if not 0 <= number < count:
+                return False
+        elif not is_block_number(number, count):
+            return False
+    return True
 
 
 def head_of(key: Key) -> Any:
@@ -58,7 +63,12 @@ def heads_of(name: str, layer: Layer) -> Iterable[Any]:
     overlap = overlap_of(name, layer)
     if overlap is not None:
         return (overlap.name, overlap.part)
-    return dict.fromkeys(map(head_of, tasks_of(layer)))
+    return dict.fromkeys(heads(tasks_of(layer)))
+
+
+def heads(keys: Iterable[Key]) -> list[Any]:
+    """As :func:`head_of` for every key, without a call for each tuple."""
+    return [key[0] if type(key) is tuple and key else head_of(key) for key in keys]
 
 
 def tasks_of(layer: Layer) -> Mapping[Key, Any]:

@@ -23,7 +23,10 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dasktile._compat.dask import ArrayOverlapLayer, GraphNode, convert_legacy_graph
 from dasktile.capture.base import GraphView, has_blocks
-from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
+from dasktile.capture.references import Key, Keys, head_of, is_block, read_by, tasks_of
+
+#: Types of values that are no task objects and may contain references, by dask's rules.
+_MAYBE_LEGACY = (tuple, list, set, frozenset, str, int, float)
 
 
 class UndeclaredReadError(ValueError):
@@ -79,25 +82,26 @@ class _Reads:
             return {other for other in heads if other in self.view.layers} - declared
         if isinstance(layer, ArrayOverlapLayer) or not layer.is_materialized():
             return set()
-        tasks: Mapping[Key, Any] = layer
-        if any(map(_may_be_legacy, layer.values())):
+        tasks = tasks_of(layer)
+        if any(issubclass(kind, _MAYBE_LEGACY) for kind in set(map(type, tasks.values()))):
             # with all reads declared, they are those that the view would make
-            tasks = self.view._tasks[name] = dict(convert_legacy_graph(dict(layer), self.keys))
+            tasks = self.view._tasks[name] = dict(convert_legacy_graph(tasks, self.keys))
         return self._undeclared(name, tasks, declared)
 
     def _undeclared(self, name: str, tasks: Mapping[Key, Any], declared: set[str]) -> set[str]:
-        undeclared = set()
+        undeclared: set[str] = set()
         arrays = {other: self.view.array(other) for other in declared if other != name}
+        numblocks = {other: array.numblocks for other, array in arrays.items() if array is not None}
         nodes = (task for task in tasks.values() if isinstance(task, GraphNode))
         reads = dict.fromkeys(chain.from_iterable(node.dependencies for node in nodes))
         for key in reads:
             if key in tasks:
                 continue
             owner = head_of(key)
-            info = arrays.get(owner)
-            if info is not None and is_block(key, info.name, info.numblocks):
+            counts = numblocks.get(owner)
+            if counts is not None and is_block(key, owner, counts):
                 continue
-            if owner not in arrays or info is not None:
+            if owner not in arrays or counts is not None:
                 owner = self.keys.owner(key)
             if owner is None:  # already in memory, or not a key of this graph
                 continue
@@ -114,8 +118,3 @@ class _Reads:
                     " omit=<the rechunked arrays>, or persist these arrays first"
                 )
         return undeclared
-
-
-def _may_be_legacy(task: Any) -> bool:
-    """Whether a value that is not a task object may contain references, by dask's rules."""
-    return isinstance(task, (tuple, list, set, frozenset, str, int, float))

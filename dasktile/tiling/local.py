@@ -238,7 +238,7 @@ class Splitter:
             fixed = own
         # costs do not depend on where a slice starts
         reads = tuple(
-            (tuple(replace(axis, start=0) for axis in edge.axes), producer.shape, producer.itemsize)
+            (tuple(map(_from_start, edge.axes)), producer.shape, producer.itemsize)
             for edge in node.edges
             for producer in (self.space.program.nodes[edge.producer],)
         )
@@ -667,3 +667,8 @@ def _count(chunks: Chunks) -> int:
 
 def _doubled(parts: Parts, label: int) -> Parts:
     return tuple(count * 2 if position == label else count for position, count in enumerate(parts))
+
+
+def _from_start(axis: AxisMap) -> AxisMap:
+    """The map of a slice that starts at the first element."""
+    return replace(axis, start=0) if axis.start else axis

@@ -32,15 +32,19 @@ class SearchTables:
 
     Parameters
     ----------
+    numbers
+        What the tilings that are searched depend on, with a number in its place: it has a whole
+        program, which takes long to look up.
     costs
-        Tables of costs, by what the tilings that are searched depend on.
+        Tables of costs, by that number.
     solutions
         Solutions, by the same, the method, and the settings of the search.
     own
         The input's own chunks, by the same; they are priced with the settings of the first search.
     """
 
-    costs: dict[Hashable, Costs] = field(default_factory=dict)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    costs: dict[int, Costs] = field(default_factory=dict)
     solutions: dict[Hashable, Solution] = field(default_factory=dict)
     own: dict[Hashable, Candidate] = field(default_factory=dict)
 
@@ -97,7 +101,8 @@ class MeshPlanner:
     idle: int = 0
 
     def __post_init__(self) -> None:
-        self._key = self._searched_key()
+        numbers = self.tables.numbers
+        self._key = numbers.setdefault(self._searched_key(), len(numbers))
         costs = self.tables.costs.get(self._key)
         if costs is None:
             costs = self.tables.costs[self._key] = Costs(self._space())

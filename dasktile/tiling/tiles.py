@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
@@ -84,6 +84,10 @@ class LocalCosts:
     threads: int
     retile: bool
     placed: bool = False
+    #: Chunks that were asked for, by the family and the parts: each is asked for several times.
+    _chunks: dict[tuple[int, Parts, Parts], Chunks] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def objective(self) -> Objective:
@@ -277,6 +281,13 @@ class LocalCosts:
 
     def chunks(self, choice: Choice, parts: Parts) -> Chunks:
         """Chunks of the array that the node makes, or keeps for its readers."""
+        key = choice.family, choice.mesh_parts, parts
+        known = self._chunks.get(key)
+        if known is None:
+            known = self._chunks[key] = self._new_chunks(choice, parts)
+        return known
+
+    def _new_chunks(self, choice: Choice, parts: Parts) -> Chunks:
         cuts = [self.cuts(choice, label, count) for label, count in enumerate(parts)]
         if choice.keep:
             return tuple(cuts)
@@ -294,7 +305,8 @@ class LocalCosts:
                 label_cuts = self.cuts(choice, axis.label, min(count, max(size, 1)))
                 if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
                     label_cuts = cuts[axis.label]
-            chunks.append(tuple(axis.width * cut for cut in label_cuts))
+            width = axis.width
+            chunks.append(label_cuts if width == 1 else tuple(width * cut for cut in label_cuts))
         return tuple(chunks)
 
 

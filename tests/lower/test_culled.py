@@ -39,6 +39,17 @@ def test_only_needed_tasks_are_left() -> None:
     np.testing.assert_array_equal(new, few)
 
 
+def test_the_order_of_tasks_does_not_depend_on_hashes() -> None:
+    few = (few_of(noise((600, 600), 20)) + 1)[:, :5]
+    graph = culled(few.dask, set(flatten(few.__dask_keys__())), [few.name])
+    assert graph is not None
+    parts = [layer for name, layer in graph.layers.items() if "overlap" not in name]
+    assert max(map(len, parts)) > 5
+    for layer in parts:
+        # numbers of blocks are in order in Dask's layers
+        assert list(layer) == sorted(layer)
+
+
 def test_blockwise_layers_are_merged_as_by_dask() -> None:
     x = da.from_array(np.random.default_rng(0).random((2000, 2000)), chunks=(20, 20))
     few = da.where(x > 0.5, x, -x)[100:130, 100:130]

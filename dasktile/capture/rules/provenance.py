@@ -18,6 +18,7 @@ import numpy as np
 from dask.utils import M
 
 from dasktile._compat.dask import (
+    Alias,
     DataNode,
     Dict,
     GraphNode,
@@ -150,8 +151,10 @@ def _getitem(block: Any, index: Any) -> Any:
     ):
         # by far the most
         cut = [
-            _picked(axis, axis.positions[entry])
-            for axis, entry in zip(block.axes, index, strict=True)
+            TracedAxis(source, positions[entry])
+            if source is not None
+            else TracedAxis(None, range(len(positions[entry])))
+            for (source, positions), entry in zip(block.axes, index, strict=True)
         ]
         return TracedBlock(block.name, tuple(cut), block.fixed)
     entries = list(index) if isinstance(index, tuple) else [index]
@@ -240,24 +243,39 @@ def _concatenate(blocks: Any, axis: int = 0) -> TracedBlock:
     place = axis + len(first.axes) if axis < 0 else axis
     if not 0 <= place < len(first.axes):
         raise NotTraceable("an axis is out of bounds")
-    parts = []
-    for block in map(_block, blocks):
-        if (block.name, block.fixed, len(block.axes)) != (
-            first.name,
-            first.fixed,
-            len(first.axes),
-        ):
-            raise NotTraceable("blocks of several arrays are concatenated")
-        for number, (expected, actual) in enumerate(zip(first.axes, block.axes, strict=True)):
-            if expected.source != actual.source or (
-                number != place and not same_positions(expected.positions, actual.positions)
-            ):
-                raise NotTraceable("concatenated blocks have different positions along other axes")
-        parts.append(block.axes[place].positions)
-    source = first.axes[place].source
-    merged = _merge(parts) if source is not None else range(sum(map(len, parts)))
-    axes = (*first.axes[:place], TracedAxis(source, merged), *first.axes[place + 1 :])
-    return TracedBlock(first.name, axes, first.fixed)
+    parts = [_block(block) for block in blocks]
+    name, axes, fixed = first
+    if any(
+        part.name != name or part.fixed != fixed or len(part.axes) != len(axes) for part in parts
+    ):
+        raise NotTraceable("blocks of several arrays are concatenated")
+    for number, expected in enumerate(axes):
+        along = [part.axes[number] for part in parts]
+        if number == place:
+            continued = all(axis.source == expected.source for axis in along)
+        else:
+            continued = _all_same(along)
+        if not continued:
+            raise NotTraceable("concatenated blocks have different positions along other axes")
+    source = axes[place].source
+    positions = [part.axes[place].positions for part in parts]
+    merged = _merge(positions) if source is not None else range(sum(map(len, positions)))
+    return TracedBlock(name, (*axes[:place], TracedAxis(source, merged), *axes[place + 1 :]), fixed)
+
+
+def _all_same(axes: list[TracedAxis]) -> bool:
+    """Whether some blocks have the same positions along an axis."""
+    first = axes[0]
+    try:
+        # fast for ranges; arrays of several positions have no truth value
+        if axes.count(first) == len(axes):
+            return True
+    except ValueError:
+        pass
+    return all(
+        axis.source == first.source and same_positions(axis.positions, first.positions)
+        for axis in axes
+    )
 
 
 def _nested(arrays: Any, axis: int) -> TracedBlock:
@@ -284,9 +302,13 @@ def _concatenate_shaped(arrays: Any, shape: Any) -> TracedBlock:
     blocks = list(arrays)
     if int(np.prod(shape, dtype=np.int64)) != len(blocks):
         raise NotTraceable("the number of blocks does not match their shape")
-    for size in reversed(shape):
-        blocks = [blocks[start : start + size] for start in range(0, len(blocks), size)]
-    return _concatenate3(blocks[0])
+    if shape and len(shape) != len(_block(blocks[0]).axes):
+        raise NotTraceable("the shape of the blocks has another number of axes than a block")
+    for axis, size in reversed(list(enumerate(shape))):
+        if size > 1:
+            rows = range(0, len(blocks), size)
+            blocks = [_concatenate(blocks[start : start + size], axis) for start in rows]
+    return _block(blocks[0])
 
 
 def _concatenate_sorted(arrays: Any, sorter: Any, axis: int) -> TracedBlock:
@@ -385,21 +407,26 @@ class Trace:
     """
 
     def __init__(self, view: GraphView, *names: str, by_tasks: bool = False):
-        self.tasks: dict[Key, GraphNode] = {}
         self._overlaps: dict[Any, Overlap] = {}
+        layers = []
         for name in names:
             overlap = None if by_tasks else _overlap(view, name)
             if overlap is None:
-                self.tasks.update(view.tasks(name))
+                layers.append(view.tasks(name))
             else:
                 self._overlaps[name] = overlap
+        tasks = itertools.chain.from_iterable(map(dict.items, layers))
+        # those of one layer are not copied, as there may be very many
+        self.tasks: Mapping[Key, GraphNode] = layers[0] if len(layers) == 1 else dict(tasks)
         reads = dict.fromkeys(read for name in names for read in view.dependencies(name))
         self._arrays = {
             name: info
             for name in reads
             if name not in names and (info := view.array(name)) is not None
         }
-        self._bounds: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._numblocks = {name: info.numblocks for name, info in self._arrays.items()}
+        #: By the name of an array, for every axis what its blocks have of it, by their numbers.
+        self._axes: dict[str, list[dict[int, TracedAxis]]] = {}
         self._results: dict[Key, Any] = {}
 
     def block(self, key: Key) -> Any:
@@ -410,16 +437,21 @@ class Trace:
         NotTraceable
             If its task does not only move elements.
         """
-        if key not in self._results:
+        result = self._results.get(key)
+        if result is None:
             task = self.tasks.get(key)
-            self._results[key] = self._source(key) if task is None else self._run(task)
-        return self._results[key]
+            if type(task) is Task:
+                result = self._called(task)
+            else:
+                result = self._source(key) if task is None else self._run(task)
+            self._results[key] = result
+        return result
 
     def source(self, key: Key) -> ArrayInfo | None:
         """The array of another layer of which the key is a block, or None."""
         head = head_of(key)
         info = self._arrays.get(head) if isinstance(head, str) else None
-        return info if info is not None and is_block(key, info.name, info.numblocks) else None
+        return info if info is not None and is_block(key, head, self._numblocks[head]) else None
 
     def _source(self, key: Key) -> TracedBlock:
         overlap = self._overlaps.get(head_of(key))
@@ -433,17 +465,23 @@ class Trace:
         info = self.source(key)
         if info is None:
             raise UnknownFunction("a key that is not a block of an array")
-        edges = self._bounds.get(info.name)
-        if edges is None:
-            edges = self._bounds[info.name] = tuple(bounds(sizes) for sizes in info.chunks)
-        axes = tuple(
-            TracedAxis(axis, range(edge[number], edge[number + 1]))
-            for axis, (edge, number) in enumerate(zip(edges, map(int, key[1:]), strict=True))
-        )
+        known = self._axes.get(info.name)
+        if known is None:
+            known = self._axes[info.name] = _axes_of(info)
+        axes = tuple([each[number] for each, number in zip(known, key[1:], strict=True)])
         return TracedBlock(info.name, axes)
 
     def _run(self, node: Any) -> Any:
-        if type(node) in _PLAIN or not isinstance(node, (GraphNode, TaskRef)):
+        kind = type(node)
+        if kind in _PLAIN:
+            return node
+        if kind is TaskRef:
+            return self.block(node.key)
+        if kind is Alias:
+            return self.block(node.target)
+        if kind is Task:
+            return self._called(node)
+        if not isinstance(node, (GraphNode, TaskRef)):
             return node
         if (key := reference(node)) is not None:
             return self.block(key)
@@ -456,15 +494,30 @@ class Trace:
             return items if node.klass is list else tuple(items)
         if not isinstance(node, Task):
             return _refuse(type(node).__name__)
+        return self._called(node)
+
+    def _called(self, node: Task) -> Any:
+        """What the function of a task returns."""
         move = move_of(node.func)
         if move is None:
             return _refuse(node.func)
-        arguments = [self._run(item) for item in node.args]
-        words = {word: self._run(item) for word, item in node.kwargs.items()}
+        arguments = [item if type(item) in _PLAIN else self._run(item) for item in node.args]
+        words = {word: self._run(item) for word, item in node.kwargs.items()} if node.kwargs else {}
         try:
             return move(*arguments, **words)
         except (TypeError, ValueError, IndexError) as error:
             raise UnknownFunction(f"arguments of an unsupported form: {error}") from error
+
+
+def _axes_of(array: ArrayInfo) -> list[dict[int, TracedAxis]]:
+    """For every axis of an array, what its blocks have of it, by their numbers."""
+    return [
+        {
+            number: TracedAxis(axis, range(lo, hi))
+            for number, (lo, hi) in enumerate(itertools.pairwise(bounds(sizes)))
+        }
+        for axis, sizes in enumerate(array.chunks)
+    ]
 
 
 def _overlap(view: GraphView, name: str) -> Overlap | None:

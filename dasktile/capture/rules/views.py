@@ -8,6 +8,7 @@ Other positions along one axis are a take.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -185,9 +186,9 @@ def _signature(block: TracedBlock) -> tuple[Any, ...]:
 def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab], int]:
     """The output as consecutive slabs along an axis, and that axis."""
     blocks: dict[tuple[int, ...], TracedBlock] = {}
-    for place in np.ndindex(*info.numblocks):
+    places = itertools.product(*map(range, info.numblocks))
+    for place, expected in zip(places, itertools.product(*info.chunks), strict=True):
         block = trace.block((info.name, *place))
-        expected = tuple(sizes[i] for sizes, i in zip(info.chunks, place, strict=True))
         if not isinstance(block, TracedBlock) or block.shape != expected:
             raise NotTraceable("a block whose shape is not that of its chunk")
         blocks[place] = block
@@ -197,9 +198,11 @@ def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab],
             raise NotTraceable("an input of another dtype, or with empty chunks")
 
     first = {place: _signature(block) for place, block in blocks.items()}
+    one = next(iter(first.values()))
+    # blocks of one array, as in most layers, need no look at each axis
     varying = [
         axis
-        for axis in range(len(info.shape))
+        for axis in range(len(info.shape) if any(each != one for each in first.values()) else 0)
         if any(
             first[place] != first[(*place[:axis], 0, *place[axis + 1 :])]
             for place in blocks

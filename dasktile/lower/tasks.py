@@ -9,7 +9,7 @@ inputs and its layer.  So does a future, a block of a persisted array.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import iscoroutinefunction
@@ -31,6 +31,7 @@ from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.lower.places import places_of
@@ -217,9 +218,15 @@ class GraphTasks:
         self.heads = [str(head_of(key)) for key in self.keys]
         number = self.number
         self.reads = [
-            sorted(number[read] for read in task.dependencies if read in number)
+            sorted([number[read] for read in task.dependencies if read in number])
             for task in self.tasks
         ]
+        #: By task, the keys that it reads and that no task of the graph has.
+        self.outside: dict[int, list[Key]] = {
+            at: sorted((read for read in task.dependencies if read not in number), key=repr)
+            for at, (task, reads) in enumerate(zip(self.tasks, self.reads, strict=True))
+            if len(task.dependencies) > len(reads)
+        }
         self.readers = readers_of(self.reads)
         self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
@@ -492,17 +499,25 @@ class GraphTasks:
             return False
         return fuses(self.tasks[number], self.tasks[readers[0]])
 
+    @cached_property
+    def unplanned(self) -> int:
+        """Bytes that workers receive beside those that the names of layers predict."""
+        inside = {head_of(key) for task in self.tasks for key in keys_in(task)}
+        planned = predicted_bytes({head_of(key) for key in self.keys} | inside)
+        received = self.received()
+        return received - planned if received > self.settings.unplanned * planned else 0
+
     def received(self) -> int:
         """Bytes that workers receive from each other, if every task runs at its place.
 
         Tasks without a place are left out, and results whose sizes are guesses: as upper bounds
         these may be many times too large.
         """
-        total = 0
-        for number, size in enumerate(self.sizes):
-            readers = {self.places[reader] for reader in self.readers[number]}
-            if self.places[number] is not None and number not in self.guessed:
-                total += size * len(readers - {None, self.places[number]})
+        places, total = self.places, 0
+        for number, place in enumerate(places):
+            if place is not None and number not in self.guessed:
+                elsewhere = {places[reader] for reader in self.readers[number]} - {None, place}
+                total += self.sizes[number] * len(elsewhere)
         return total
 
     # Homes
@@ -572,6 +587,18 @@ def with_key(task: Any, key: Key) -> Any:
     if task.key == key:
         return task
     return Alias(key, task.target) if type(task) is Alias else task.substitute({}, key=key)
+
+
+def predicted_bytes(layers: Iterable[Any]) -> int:
+    """Bytes that names of layers predict that workers receive.
+
+    Parameters
+    ----------
+    layers
+        The names.
+    """
+    placements = map(decode, layers)
+    return sum(placement.predicted for placement in placements if placement is not None)
 
 
 def _is_opaque(layer: Any) -> bool:

@@ -34,7 +34,7 @@ from dasktile.lower.gathered import Part
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
-from dasktile.lower.run_order import live_bytes, run_order, step_order
+from dasktile.lower.run_order import live_bytes
 from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged, predicted_bytes
 from dasktile.schedule.placement import MARK, Placement, decode
@@ -115,11 +115,10 @@ class Bundled:
 
     def in_steps(self) -> Bundled:
         """The graph with tasks in `step_order`; the same object if that saves little memory."""
-        if self.source is None:
+        if self.source is None or self.form.in_steps or not self.source.tasks.save_in_steps:
             return self
         source = self.source.formed(replace(self.form, in_steps=True))
-        least = self.source.tasks.settings.steps_save * self.source.table.peak
-        return source.bundled(source.runs()) if source.table.peak < least else self
+        return source.bundled(source.runs())
 
     @property
     def form(self) -> BundleForm:
@@ -189,10 +188,8 @@ class _Unbundled:
 
     def formed(self, form: BundleForm) -> _Unbundled:
         """The same tasks to be bundled and ordered in another way."""
-        table = self.table
-        if form.in_steps != self.form.in_steps:
-            table = replace(table, arrange=step_order if form.in_steps else run_order)
-        return replace(self, table=table, form=form)
+        table = self.tasks.table
+        return replace(self, table=table.in_steps if form.in_steps else table, form=form)
 
     def runs(self) -> list[Run]:
         """The tasks of each bundle."""
@@ -419,7 +416,7 @@ class _Written:
         """The mesh position that the name of a block of an output gives; None if it gives none."""
         name = self.tasks.heads[number]
         new = self.tasks.limits.placements.get(name) if name in self.names else None
-        return self.tasks.placed_home(number, new)
+        return self.tasks.home_of(self.tasks.keys[number], new)
 
     def _gives_home(self, run: Run, output: int) -> bool:
         """Whether the scheduler plugin finds the home of a run whose key is that of an output."""

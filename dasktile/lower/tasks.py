@@ -35,11 +35,11 @@ from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.lower.places import places_of
+from dasktile.lower.run_order import Edges
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.working import working_bytes
-from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any
@@ -227,7 +227,8 @@ class GraphTasks:
             for at, (task, reads) in enumerate(zip(self.tasks, self.reads, strict=True))
             if len(task.dependencies) > len(reads)
         }
-        self.readers = readers_of(self.reads)
+        self.edges = Edges(self.reads)
+        self.readers = self.edges.readers
         self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
         self.sizes, self.guessed = estimated_sizes(self)
@@ -250,7 +251,8 @@ class GraphTasks:
     @cached_property
     def homes(self) -> list[int | None]:
         """The mesh position of each task that a bundle may run, None for others."""
-        return [place if self.may_run(number) else None for number, place in enumerate(self.places)]
+        places = zip(self.places, self.runnable, strict=True)
+        return [place if may_run else None for place, may_run in places]
 
     @cached_property
     def kept(self) -> set[int]:
@@ -289,7 +291,13 @@ class GraphTasks:
             cuts=self.cuts,
             gathered=self.gathered,
             unknown=self.unknown,
+            edges=self.edges,
         )
+
+    @cached_property
+    def save_in_steps(self) -> bool:
+        """Whether the tasks need much less memory if all sums get one term at a time."""
+        return self.table.saves_in_steps(self.settings.steps_save)
 
     def is_output(self, number: int) -> bool:
         """Whether a task is a wanted block of an output."""
@@ -304,13 +312,14 @@ class GraphTasks:
         """Tasks whose names do not give their homes."""
         if not self.limits.mesh:
             return set()
+        homes = zip(self.homes, self.named_homes, strict=True)
         return {
             number
-            for number, home in enumerate(self.homes)
+            for number, (home, named) in enumerate(homes)
             # the scheduler plugin places slices where their inputs are
             if home is not None
+            and named != home
             and not self.heads[number].startswith(SLICE_PREFIX)
-            and self.placed_home(number) != home
         }
 
     def is_loose(self, number: int) -> bool:
@@ -351,8 +360,15 @@ class GraphTasks:
 
     def moved(self, number: int) -> list[int]:
         """What a task reads that is not on every worker."""
-        heads, free = self.heads, self.limits.free
-        return [read for read in self.reads[number] if heads[read] not in free]
+        return self._moved[number]
+
+    @cached_property
+    def _moved(self) -> list[list[int]]:
+        """For every task, what it reads that is not on every worker."""
+        free = {number for number in range(len(self.keys)) if self.is_free(number)}
+        if not free:
+            return self.reads
+        return [[read for read in reads if read not in free] for reads in self.reads]
 
     @cached_property
     def cuts(self) -> set[int]:
@@ -418,11 +434,17 @@ class GraphTasks:
             # its layer may say otherwise: Dask describes positions by the blocks that they are of
             return value.nbytes
         chunks, itemsize = self.limits.tiles.get(name, ((), 0))
-        if itemsize and is_block(key, name, tuple(map(len, chunks))):
+        if itemsize and is_block(key, name, self._numblocks[name]):
             # block numbers may be of any type that equals an integer
-            places = (int(getattr(at, "real", at)) for at in key[1:])
+            places = [at if type(at) is int else int(getattr(at, "real", at)) for at in key[1:]]
             return math.ceil(math.prod(map(getitem, chunks, places)) * itemsize)
-        return self.limits.size.get(name, self.tile_size(number))
+        size = self.limits.size.get(name)
+        return self.tile_size(number) if size is None else size
+
+    @cached_property
+    def _numblocks(self) -> dict[str, tuple[int, ...]]:
+        """By the name of a layer that holds an array, the blocks along each axis."""
+        return {name: tuple(map(len, chunks)) for name, (chunks, _) in self.limits.tiles.items()}
 
     def tile_size(self, number: int) -> int | None:
         """Bytes of the tiles that a result has the token of; None if that is unknown."""
@@ -527,12 +549,10 @@ class GraphTasks:
             self._placements[name] = decode(name)
         return self._placements[name]
 
-    def placed_home(self, number: int, placement: Placement | None = None) -> int | None:
-        """The mesh position that the name of a task gives, None if it gives none.
-
-        `placement` is that of another name that the task will have.
-        """
-        return self.home_of(self.keys[number], placement)
+    @cached_property
+    def named_homes(self) -> list[int | None]:
+        """The mesh position that the name of each task gives, None if it gives none."""
+        return list(map(self.home_of, self.keys))
 
     def home_of(self, key: Key, placement: Placement | None = None) -> int | None:
         """The mesh position that a key gives, None if it gives none.
@@ -547,26 +567,37 @@ class GraphTasks:
             blocks = self.limits.positions.get(placement.follow[0], {})
             return None if block is None else blocks.get(block)
         position = placement.position_of(key[1:])
-        if position is None or placement.positions == math.prod(self.limits.mesh):
+        if position is None or placement.mesh == self.limits.mesh:
+            return position
+        if placement.positions == math.prod(self.limits.mesh):
             return position
         table = self.limits.tables.get(placement.positions)
         return None if table is None else table[position]
 
     def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
-        key = self.keys[number]
-        blocks = self.limits.positions.get(token(self.heads[number]))
+        key, blocks = self.keys[number], self._planned_positions[self.heads[number]]
         if not blocks:
-            return self.placed_home(number)
+            return self.named_homes[number]
         return blocks.get(key[1:] if type(key) is tuple else ())
+
+    @cached_property
+    def _planned_positions(self) -> dict[str, Mapping[tuple[int, ...], int]]:
+        """By the first item of keys, `BundleLimits.positions`; empty for names without any."""
+        return {head: self.limits.positions.get(token(head), {}) for head in set(self.heads)}
 
     def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""
-        return (
-            type(self.tasks[number]) in _PLAIN
-            and number not in self.frozen
-            and self.layer[number] not in self.annotated
-        )
+        return self.runnable[number]
+
+    @cached_property
+    def runnable(self) -> list[bool]:
+        """For every task, whether a bundle may run it."""
+        frozen, annotated = self.frozen, self.annotated
+        return [
+            type(task) in _PLAIN and number not in frozen and layer not in annotated
+            for number, (task, layer) in enumerate(zip(self.tasks, self.layer, strict=True))
+        ]
 
     @cached_property
     def annotated(self) -> set[str]:

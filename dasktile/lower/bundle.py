@@ -325,7 +325,7 @@ class _Written:
         #: The rank of every run, and of every task in no run, in the order in which they run.
         self.run_rank, self.rank = self._ranks()
         ranks = self.run_rank, sorted(self.rank.items())
-        self.token = tokenize(repr((sorted(tasks.wanted), tasks.keys, tasks.homes, runs, ranks)))
+        self.token = tokenize(tasks.identity, repr((runs, ranks)))
         mesh = tasks.limits.mesh
         #: Bytes that workers receive beside those that names of layers predict.
         self.unplanned = tasks.unplanned

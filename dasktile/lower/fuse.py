@@ -158,8 +158,10 @@ class _Fusion:
     separate: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for name in self.fusible:
-            for key, task in tasks_of(self.layers[name]).items():
+        #: By the name of a fusible layer, its tasks: a look-up in a layer calls functions of it.
+        self.tasks_of_layer = {name: tasks_of(self.layers[name]) for name in self.fusible}
+        for name, tasks in self.tasks_of_layer.items():
+            for key, task in tasks.items():
                 self.number[key] = len(self.keys)
                 self.keys.append(key)
                 self.tasks.append(with_key(task, key))
@@ -235,7 +237,7 @@ class _Fusion:
         for name in self.layers:
             if name not in fusible:
                 layers += self.dependencies[name] & fusible
-        return {self.number[key] for name in set(layers) for key in self.layers[name]}
+        return {self.number[key] for name in set(layers) for key in self.tasks_of_layer[name]}
 
     def _placed_homes(self, names: Sequence[str]) -> list[Hashable]:
         """The home workers that the names of keys give."""
@@ -443,7 +445,7 @@ class _Fusion:
         for name in sorted(changed, key=str):
             layer = self.layers[name]
             tasks = {}
-            for key, task in tasks_of(layer).items():
+            for key, task in self.tasks_of_layer[name].items():
                 number = self.number[key]
                 if number in groups:
                     tasks[key] = self._fused_task(fused[number]) if number in fused else task

@@ -368,10 +368,12 @@ class _DepthFirst:
 
     def _note_last_reader(self, number: int) -> list[int]:
         """Note which task releases a result, if one does; return it in a list."""
-        last = [reader for reader in self.readers[number] if not self.done[reader]]
-        for reader in last:
-            self.released[reader] += self.sizes[number]
-        return last
+        for reader in self.readers[number]:
+            if not self.done[reader]:
+                # there is no other: a result has one unread reader, or is kept and has none
+                self.released[reader] += self.sizes[number]
+                return [reader]
+        return []
 
     def _frees(self, number: int) -> bool:
         """Whether a task needs less memory than it releases, now or with its siblings."""

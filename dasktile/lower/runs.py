@@ -239,16 +239,16 @@ def task_phases(table: TaskTable) -> list[int]:
     """
     order = table.known.inputs_first
     phases = _first_phases(table, order)
-    readers = table.readers
+    readers, homes = table.readers, table.homes
     fixed = {*table.kept, *table.sources}
     for number in reversed(order):
-        home, after = table.homes[number], readers[number]
+        home, after = homes[number], readers[number]
         if number in fixed or home is None or not after:
             continue
-        if any(table.homes[reader] != home for reader in after):
-            continue
-        late = min(phases[reader] for reader in after)
+        late = min([phases[reader] for reader in after])
         if late == phases[number] or (not table.reads[number] and len(after) > 1):
+            continue
+        if any(homes[reader] != home for reader in after):
             continue
         # inputs that would be in memory for longer
         kept = sum(
@@ -264,18 +264,20 @@ def task_phases(table: TaskTable) -> list[int]:
 
 def _first_phases(table: TaskTable, order: Sequence[int]) -> list[int]:
     """The number of changes of home on the longest path to every task."""
-    phases = [0] * len(table.reads)
+    reads, homes = table.reads, table.homes
+    phases = [0] * len(reads)
     for number in order:
         if number in table.sources:
             continue
-        home = table.homes[number]
-        for read in table.reads[number]:
-            there, phase = table.homes[read], phases[read]
+        home, latest = homes[number], 0
+        for read in reads[number]:
+            there, phase = homes[read], phases[read]
             # data that the graph contains is everywhere
-            if (home is None or there != home) and (there is not None or table.reads[read]):
+            if (home is None or there != home) and (there is not None or reads[read]):
                 phase += 1
-            if phase > phases[number]:
-                phases[number] = phase
+            if phase > latest:
+                latest = phase
+        phases[number] = latest
     return phases
 
 

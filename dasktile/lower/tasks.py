@@ -255,9 +255,20 @@ class GraphTasks:
         return [place if may_run else None for place, may_run in places]
 
     @cached_property
+    def identity(self) -> str:
+        """What tells these tasks from those of other graphs: their keys, and their homes."""
+        # names are long, and most tasks share theirs with others
+        names = {name: at for at, name in enumerate(dict.fromkeys(self.heads))}
+        blocks = [
+            (names[head], key[1:] if type(key) is tuple else None)
+            for head, key in zip(self.heads, self.keys, strict=True)
+        ]
+        return repr((sorted(self.wanted), list(names), blocks, self.homes))
+
+    @cached_property
     def kept(self) -> set[int]:
         """Tasks that are wanted blocks of outputs."""
-        return {number for number in range(len(self.keys)) if self.is_output(number)}
+        return {self.number[key] for key in self._ends if key in self.number}
 
     @cached_property
     def gathered(self) -> set[int]:
@@ -301,7 +312,7 @@ class GraphTasks:
 
     def is_output(self, number: int) -> bool:
         """Whether a task is a wanted block of an output."""
-        return self.keys[number] in self._ends
+        return number in self.kept
 
     def is_free(self, number: int) -> bool:
         """Whether a result is on every worker."""
@@ -483,8 +494,9 @@ class GraphTasks:
     def frozen(self) -> set[int]:
         """Tasks whose inputs must keep their keys, and all tasks that these depend on."""
         opaque = {name for name, layer in self.graph.layers.items() if _is_opaque(layer)}
+        usual = {*_PLAIN, DataNode}
         for number, task in enumerate(self.tasks):
-            if type(task) not in (*_PLAIN, DataNode):
+            if type(task) not in usual:
                 # others of its layer may belong to it, as those of a P2P rechunk do
                 opaque.add(self.layer[number])
         #: By the identity of a function, whether it is a coroutine function.
@@ -500,9 +512,8 @@ class GraphTasks:
             or (type(task) in (Task, Anchored) and coroutine[id(task.func)])
         ]
         blocks: dict[str, list[int]] = {name: [] for name in self.wanted}
-        for number in range(len(self.keys)):
-            if self.is_output(number):
-                blocks[self.layer[number]].append(number)
+        for number in sorted(self.kept):
+            blocks[self.layer[number]].append(number)
         frozen: set[int] = set()
         while stack:
             number = stack.pop()

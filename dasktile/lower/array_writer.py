@@ -234,7 +234,8 @@ class ArrayWriter(WrittenArrays):
         suffix = new_layer_name("", source.name, chunks, wanted, where, each)
         token = suffix.rpartition("-")[2]
         if (
-            place_of is None
+            where is not None
+            and place_of is None
             and not joins(wanted, chunks)
             and wanted != normal(block_windows(chunks))
         ):

@@ -34,9 +34,9 @@ from dasktile.lower.gathered import Part
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
-from dasktile.lower.run_order import live_bytes, run_order, step_order
+from dasktile.lower.run_order import live_bytes
 from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged, predicted_bytes
 from dasktile.schedule.placement import MARK, Placement, decode
 from dasktile.schedule.ranks import BUNDLE
 
@@ -115,11 +115,10 @@ class Bundled:
 
     def in_steps(self) -> Bundled:
         """The graph with tasks in `step_order`; the same object if that saves little memory."""
-        if self.source is None:
+        if self.source is None or self.form.in_steps or not self.source.tasks.save_in_steps:
             return self
         source = self.source.formed(replace(self.form, in_steps=True))
-        least = self.source.tasks.settings.steps_save * self.source.table.peak
-        return source.bundled(source.runs()) if source.table.peak < least else self
+        return source.bundled(source.runs())
 
     @property
     def form(self) -> BundleForm:
@@ -189,10 +188,8 @@ class _Unbundled:
 
     def formed(self, form: BundleForm) -> _Unbundled:
         """The same tasks to be bundled and ordered in another way."""
-        table = self.table
-        if form.in_steps != self.form.in_steps:
-            table = replace(table, arrange=step_order if form.in_steps else run_order)
-        return replace(self, table=table, form=form)
+        table = self.tasks.table
+        return replace(self, table=table.in_steps if form.in_steps else table, form=form)
 
     def runs(self) -> list[Run]:
         """The tasks of each bundle."""
@@ -302,6 +299,8 @@ class _Written:
         self.tasks, self.table, self.runs = source.tasks, source.table, runs
         tasks = source.tasks
         self.run_of = {number: at for at, run in enumerate(runs) for number in run.tasks}
+        #: For every run, the tasks whose results it returns.
+        self.returned = [run.returned for run in runs]
         #: Blocks of outputs that other tasks read.  Readers have keys of their own to read, as the
         #: layer of an output that is read could be in a cycle with layers of bundles.
         self.shared = {
@@ -326,10 +325,10 @@ class _Written:
         #: The rank of every run, and of every task in no run, in the order in which they run.
         self.run_rank, self.rank = self._ranks()
         ranks = self.run_rank, sorted(self.rank.items())
-        self.token = tokenize(repr((sorted(tasks.wanted), tasks.keys, tasks.homes, runs, ranks)))
+        self.token = tokenize(tasks.identity, repr((runs, ranks)))
         mesh = tasks.limits.mesh
         #: Bytes that workers receive beside those that names of layers predict.
-        self.unplanned = self._unplanned()
+        self.unplanned = tasks.unplanned
         predicted = self._lost() + self.unplanned
         planned_for = tasks.limits.planned_for
         at = Placement(mesh, by_position(mesh), predicted, None, planned_for) if mesh else None
@@ -344,7 +343,7 @@ class _Written:
         #: For every run: its key, what it returns, and where each result is in its value.
         self.key: list[Key] = []
         self.value: list[Any] = []
-        self.local: list[dict[int, Path]] = []
+        self.local: list[dict[int, Part]] = []
         #: For results that other tasks read by picks: where they are.
         self.remote: dict[int, Part] = {}
         self.taken: dict[Key, Part] = {}
@@ -365,7 +364,7 @@ class _Written:
             sorted({node_of[read] for number in inside for read in tasks.reads[number]} - {node})
             for node, inside in enumerate(members)
         ]
-        returned = [run.returned for run in self.runs] + members[len(self.runs) :]
+        returned = self.returned + members[len(self.runs) :]
         sizes = [sum(tasks.sizes[number] for number in results) for results in returned]
         homes = [tasks.homes[inside[0]] for inside in members]
         kept = {node_of[number] for number in tasks.kept}
@@ -384,15 +383,7 @@ class _Written:
             for number, key in enumerate(tasks.keys)
             if number in tasks.kept or (number not in self.changed and number not in self.run_of)
         }
-        return _predicted({head_of(key) for key in tasks.keys} - keeps)
-
-    def _unplanned(self) -> int:
-        """Bytes that workers receive beside those that the names of layers predict."""
-        tasks = self.tasks
-        inside = {head_of(key) for task in tasks.tasks for key in keys_in(task)}
-        planned = _predicted({head_of(key) for key in tasks.keys} | inside)
-        received = tasks.received()
-        return received - planned if received > tasks.settings.unplanned * planned else 0
+        return predicted_bytes({head_of(key) for key in tasks.keys} - keeps)
 
     def _names(self, named: Collection[str]) -> dict[str, str]:
         """New names for the outputs that may have any name, where one of their tasks changes."""
@@ -400,7 +391,9 @@ class _Written:
         names: dict[str, str] = {}
         for number in sorted(tasks.kept):
             name = tasks.layer[number]
-            if name not in named and (number in self.changed or number in self.run_of):
+            if name in named or name in names:
+                continue
+            if number in self.changed or number in self.run_of:
                 operation = name.partition(MARK)[0]
                 at = decode(name) or tasks.limits.placements.get(name)
                 names[name] = new_layer_name(operation, name, self.token, placement=at)
@@ -423,7 +416,7 @@ class _Written:
         """The mesh position that the name of a block of an output gives; None if it gives none."""
         name = self.tasks.heads[number]
         new = self.tasks.limits.placements.get(name) if name in self.names else None
-        return self.tasks.placed_home(number, new)
+        return self.tasks.home_of(self.tasks.keys[number], new)
 
     def _gives_home(self, run: Run, output: int) -> bool:
         """Whether the scheduler plugin finds the home of a run whose key is that of an output."""
@@ -446,7 +439,7 @@ class _Written:
         """Decide on the key of a run and the form of its value."""
         tasks = self.tasks
         home, rank = tasks.homes[run.tasks[0]], self.run_rank[number]
-        returned = run.returned
+        returned = self.returned[number]
         if len(returned) == 1:
             [only] = returned
             key = self.key_of[only]
@@ -456,7 +449,7 @@ class _Written:
                 self.alias[number], key = key, (self.name, home, rank)
             self.key.append(key)
             self.value.append(tasks.keys[only])
-            self.local.append({only: ()})
+            self.local.append({only: Part(self.key[-1])})
             self.picks.append([])
             self.remote[only] = Part(key)
             return
@@ -470,11 +463,11 @@ class _Written:
             # all readers read all results
             value = _nested(parts[0])
         paths = dict(_paths(value))
-        self.local.append(paths)
+        self.local.append({part: Part(key, path) for part, path in paths.items()})
         self.value.append(_keys(value, tasks.keys))
         self.picks.append([])
         if run.whole:
-            self.remote.update((part, Part(key, path)) for part, path in paths.items())
+            self.remote.update(self.local[-1])
             self._take(paths)
             return
         for at, results in enumerate(run.picks):
@@ -513,9 +506,11 @@ class _Written:
         }
         for at, run in enumerate(self.runs):
             place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
-            size = sum(tasks.sizes[number] for number in run.returned)
-            shared = sum(tasks.sizes[number] for number in self._views(run))
-            working = self._live(run) - size + shared
+            returned = self.returned[at]
+            views = self._views(returned)
+            size = sum(tasks.sizes[number] for number in returned)
+            shared = sum(tasks.sizes[number] for number in views)
+            working = self._live(run, returned, views) - size + shared
             memory[self.key[at]] = TaskMemory(size, working, place, shared=shared)
             if at in self.alias:
                 memory[self.alias[at]] = TaskMemory(size, 0, place)
@@ -523,24 +518,27 @@ class _Written:
             for (own, _), results in zip(self.picks[at], run.picks, strict=False):
                 size = sum(tasks.sizes[number] for number in results)
                 memory[own] = TaskMemory(size, 0, place, is_part=True)
-            for number in run.returned:
+            for number in returned:
                 if number in tasks.kept and (own := self._output_key(number)) in self.taken:
                     memory[own] = TaskMemory(tasks.sizes[number], 0, place, is_part=True)
         return GraphMemory(memory, guessed_share(tasks))
 
-    def _views(self, run: Run) -> set[int]:
+    def _views(self, returned: Sequence[int]) -> set[int]:
         """The results that a run returns beside the arrays of which they are views."""
-        views, returned = self.tasks.views, set(run.returned)
-        return {number for number in returned if views.get(number) in returned}
+        views = self.tasks.views
+        if not views:
+            return set()
+        together = set(returned)
+        return {number for number in together if views.get(number) in together}
 
-    def _live(self, run: Run) -> int:
+    def _live(self, run: Run, returned: Sequence[int], views: Collection[int]) -> int:
         """Bytes of the results of a run that are in memory at the same time."""
-        tasks, views = self.tasks, self._views(run)
+        tasks = self.tasks
         return live_bytes(
             run.tasks,
             tasks.reads.__getitem__,
             lambda number: 0 if number in views else tasks.sizes[number],
-            run.returned,
+            returned,
             tasks.working.__getitem__,
         )
 
@@ -637,7 +635,7 @@ class _Written:
             return Part(self.key_of[read])
         sure = reader in self.run_of or not tasks.is_loose(reader)
         if tasks.homes[reader] == tasks.homes[read] and sure:
-            return Part(self.key[at], self.local[at][read])
+            return self.local[at][read]
         return self.remote[read]
 
     def _inputs(self, readers: Sequence[int]) -> tuple[list[Key], list[list[tuple[Key, Path]]]]:
@@ -646,24 +644,17 @@ class _Written:
         The keys, and for each of them the results in its value: their keys and places.
         """
         tasks = self.tasks
-        inside = set(readers)
+        #: Tasks of the graph whose results are there.
+        seen = set(readers)
         inputs: dict[Key, list[tuple[Key, Path]]] = {}
-        seen: set[Key] = set()
         for reader in readers:
-            outside = [
-                read for read in tasks.tasks[reader].dependencies if read not in tasks.number
-            ]
-            for read in sorted(outside, key=repr):
-                if read not in seen:
-                    seen.add(read)
-                    inputs.setdefault(read, []).append((read, ()))
+            for read in tasks.outside.get(reader, ()):
+                inputs.setdefault(read, [(read, ())])
             for number in tasks.reads[reader]:
-                key = tasks.keys[number]
-                if number in inside or key in seen:
-                    continue
-                seen.add(key)
-                part = self._source(number, reader)
-                inputs.setdefault(part.key, []).append((key, part.path))
+                if number not in seen:
+                    seen.add(number)
+                    part = self._source(number, reader)
+                    inputs.setdefault(part.key, []).append((tasks.keys[number], part.path))
         return list(inputs), list(inputs.values())
 
     def _single(self, number: int) -> tuple[Key, Any]:
@@ -672,7 +663,7 @@ class _Written:
         task, key = tasks.tasks[number], self.key_of[number]
         parts = [self._source(read, number) for read in tasks.reads[number]]
         same = all(
-            part == Part(tasks.keys[read])
+            not part.path and part.key == tasks.keys[read]
             for part, read in zip(parts, tasks.reads[number], strict=True)
         )
         if type(task) is Alias:
@@ -727,12 +718,6 @@ class _Written:
 def _layer(tasks: Mapping[Key, Any], before: Layer | None) -> MaterializedLayer:
     """A layer of tasks with the annotations of another layer."""
     return MaterializedLayer(tasks, annotations=before.annotations if before else None)
-
-
-def _predicted(layers: Iterable[Any]) -> int:
-    """Predicted bytes in names of layers."""
-    placements = map(decode, layers)
-    return sum(placement.predicted for placement in placements if placement is not None)
 
 
 def _nested(parts: list[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
-from dasktile.capture.references import head_of
+from dasktile.capture.references import head_of, tasks_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import part_layer_name
@@ -158,16 +158,22 @@ class _Fusion:
     separate: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for name in self.fusible:
-            for key, task in self.layers[name].items():
+        #: By the name of a fusible layer, its tasks: a look-up in a layer calls functions of it.
+        self.tasks_of_layer = {name: tasks_of(self.layers[name]) for name in self.fusible}
+        for name, tasks in self.tasks_of_layer.items():
+            for key, task in tasks.items():
                 self.number[key] = len(self.keys)
                 self.keys.append(key)
                 self.tasks.append(with_key(task, key))
                 self.layer.append(name)
         #: What each task reads.
-        self.reads = [
-            sorted(self._number(read) for read in task.dependencies) for task in self.tasks
-        ]
+        self.reads: list[list[int]] = []
+        for task in self.tasks:
+            for read in task.dependencies:
+                if read not in self.number:
+                    self.number[read] = len(self.keys)
+                    self.keys.append(read)
+            self.reads.append(sorted([self.number[read] for read in task.dependencies]))
         self.readers: list[list[int]] = [[] for _ in self.keys]
         for number, reads in enumerate(self.reads):
             for read in reads:
@@ -205,6 +211,8 @@ class _Fusion:
             any(not self.free[read] and self.homes[read] != home for read in reads)
             for home, reads in zip(self.homes, self.reads, strict=False)
         ]
+        #: For every task, the bytes that it reads, but for those that are on every worker.
+        self.inputs = list(map(self._bytes, self.reads))
 
     def _needs_no_other(self, number: int) -> bool:
         """Whether a task reads nothing, or only what it alone reads and what needs no inputs.
@@ -223,21 +231,13 @@ class _Fusion:
         """What a task reads that is not on every worker."""
         return [read for read in self.reads[number] if not self.free[read]]
 
-    def _number(self, key: Any) -> int:
-        """The number of a key, which is added if no task has it."""
-        number = self.number.get(key)
-        if number is None:
-            number = self.number[key] = len(self.keys)
-            self.keys.append(key)
-        return number
-
     def _fixed(self) -> set[int]:
         fusible = set(self.fusible)
         layers = [name for name in self.fusible if name in self.outputs]
         for name in self.layers:
             if name not in fusible:
                 layers += self.dependencies[name] & fusible
-        return {self.number[key] for name in set(layers) for key in self.layers[name]}
+        return {self.number[key] for name in set(layers) for key in self.tasks_of_layer[name]}
 
     def _placed_homes(self, names: Sequence[str]) -> list[Hashable]:
         """The home workers that the names of keys give."""
@@ -331,8 +331,9 @@ class _Fusion:
             [reader, *others] = readers
             if others or len(self.reads[reader]) > 1 or not self.sizes[reader]:
                 return None
-        pairs = [(layer, self.layer[reader]) for reader in readers]
-        if not self.separate.isdisjoint(pairs):
+        if self.separate and any(
+            (layer, self.layer[reader]) in self.separate for reader in readers
+        ):
             return None
         if not light and (self.remote[last] or any(map(self.remote.__getitem__, readers))):
             return None
@@ -357,7 +358,9 @@ class _Fusion:
             inputs = set(chain.from_iterable(map(self.reads.__getitem__, numbers))) - inside
             if self._fused_by_dask(last, inputs):
                 pairs |= self._pairs(numbers)
-            most = max(self._bytes(self.reads[number]) for number in numbers)
+            if len(inputs) < 2:
+                continue
+            most = max([self.inputs[number] for number in numbers])
             if self._bytes(inputs) > max(most, self.limits.inputs):
                 pairs |= {
                     (self.layer[read], self.layer[number])
@@ -442,7 +445,7 @@ class _Fusion:
         for name in sorted(changed, key=str):
             layer = self.layers[name]
             tasks = {}
-            for key, task in layer.items():
+            for key, task in self.tasks_of_layer[name].items():
                 number = self.number[key]
                 if number in groups:
                     tasks[key] = self._fused_task(fused[number]) if number in fused else task

@@ -103,6 +103,7 @@ class _Places:
         """
         graph, places = self.graph, self.places
         near = list(places)
+        #: For every task, whether it is placed, or reads one result only.
         known = [
             place is not None or len(graph.reads[number]) == 1
             for number, place in enumerate(places)
@@ -128,13 +129,16 @@ class _Places:
         where the one before has run.
         """
         graph, places = self.graph, self.places
+        rest = [number for number in self.unplaced if places[number] is None]
+        if not rest:
+            return
         near = self.beside_readers()
         received: set[tuple[int, Place]] = set()
         added: Counter[Place] = Counter()
-        for number in self.unplaced:
+        for number in rest:
             reads = graph.moved(number)
             there = {places[read] for read in reads}
-            if places[number] is not None or not there or None in there:
+            if not there or None in there:
                 continue
 
             def cost(place: Place, number: int = number, reads: list[int] = reads) -> int:

@@ -140,7 +140,8 @@ def reshard(
     piece = slices_layer_name(token)
     tasks: dict[Key, GraphNode] = {}
     # whether pieces are cut by separate tasks, not by the tasks of the new tiles
-    separate = (copies is not None and place_of is None) or joins(windows, chunks)
+    is_joined = any(len(parts) > 1 for axis in axes for parts in axis)
+    separate = (copies is not None and place_of is None) or is_joined
     # of a block that is cut into several pieces only these should be sent
     once = all(len({part.block for (part, *_) in axis}) == len(axis) for axis in axes)
     kind = Task if may_fuse and once and not separate else Anchored

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
-from typing import TypeVar
+from math import inf
+from typing import Protocol, TypeVar
 
 from dasktile.schedule.edges import readers_of
 
 _Task = TypeVar("_Task", bound=Hashable)
-
-#: A function that orders tasks: of what they read, their sizes, their homes, and those kept.
-Arrange = Callable[
-    [Sequence[Sequence[int]], Sequence[int], Sequence[Hashable], Collection[int]], list[int]
-]
 
 #: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
 #: inputs may be a small array that is broadcast.
@@ -47,11 +45,57 @@ def inputs_first(reads: Sequence[Sequence[int]], starts: Iterable[int] | None = 
     return order
 
 
+@dataclass(frozen=True)
+class Edges:
+    """What follows from what tasks read alone, computed once for all orders of them.
+
+    Parameters
+    ----------
+    reads
+        For every task, the numbers of the tasks that it reads.
+    """
+
+    reads: Sequence[Sequence[int]]
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """For every task, the tasks that read it."""
+        return readers_of(self.reads)
+
+    @cached_property
+    def inputs_first(self) -> list[int]:
+        """All tasks in the order of :func:`inputs_first`."""
+        return inputs_first(self.reads)
+
+    @cached_property
+    def heights(self) -> list[int]:
+        """For every task, the tasks on the longest path to it."""
+        heights, reads = [1] * len(self.reads), self.reads
+        for number in self.inputs_first:
+            if reads[number]:
+                heights[number] = 1 + max([heights[read] for read in reads[number]])
+        return heights
+
+
+class Arrange(Protocol):
+    """A function that orders tasks, with the parameters of `run_order`."""
+
+    def __call__(
+        self,
+        reads: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        homes: Sequence[Hashable],
+        kept: Collection[int],
+        edges: Edges | None = None,
+    ) -> list[int]: ...
+
+
 def run_order(
     reads: Sequence[Sequence[int]],
     sizes: Sequence[int],
     homes: Sequence[Hashable],
     kept: Collection[int],
+    edges: Edges | None = None,
 ) -> list[int]:
     """All tasks, each after its inputs: of two orders, the one that needs less memory.
 
@@ -68,8 +112,11 @@ def run_order(
         Home of every task; None for tasks that no run may contain.
     kept
         Tasks whose results are in memory to the end.
+    edges
+        What follows from the reads, if it is known already.
     """
-    readers, height = readers_of(reads), _heights(reads, inputs_first(reads))
+    edges = edges or Edges(reads)
+    readers, height = edges.readers, edges.heights
     # data that takes no memory, such as the file that all of them read, is no input
     data = [
         number
@@ -89,6 +136,7 @@ def step_order(
     sizes: Sequence[int],
     homes: Sequence[Hashable],
     kept: Collection[int],
+    edges: Edges | None = None,
 ) -> list[int]:
     """All tasks, each after its inputs, step by step: those with equally many after them together.
 
@@ -97,15 +145,15 @@ def step_order(
 
     Parameters
     ----------
-    reads, sizes, homes, kept
+    reads, sizes, homes, kept, edges
         As in `run_order`.
     """
-    readers, order = readers_of(reads), inputs_first(reads)
-    height = _heights(reads, order)
+    edges = edges or Edges(reads)
+    readers, height = edges.readers, edges.heights
     latest = list(height)
-    for number in reversed(order):
+    for number in reversed(edges.inputs_first):
         if readers[number]:
-            latest[number] = min(map(latest.__getitem__, readers[number])) - 1
+            latest[number] = min([latest[reader] for reader in readers[number]]) - 1
     # what may wait is made for the first task that reads it
     steps = sorted(range(len(reads)), key=lambda at: (latest[at] > height[at], latest[at]))
     return inputs_first(reads, steps)
@@ -117,6 +165,7 @@ def peak(
     sizes: Sequence[int],
     homes: Sequence[Hashable],
     kept: Collection[int],
+    enough: float = inf,
 ) -> int:
     """Bytes of results at one home at most, if tasks run one by one in an order.
 
@@ -129,6 +178,8 @@ def peak(
         All tasks, each after its inputs.
     reads, sizes, homes, kept
         As in `run_order`.
+    enough
+        Bytes at which to stop: results that are no less than these may be too small.
     """
     unread = [0] * len(reads)
     for number in chain.from_iterable(reads):
@@ -149,6 +200,8 @@ def peak(
         live[home] = nbytes
         if nbytes > most and home is not None:
             most = nbytes
+            if most >= enough:
+                return most
         for read in reads[number]:
             unread[read] -= 1
             if not unread[read]:
@@ -180,19 +233,19 @@ def live_bytes(
     unread = dict.fromkeys(steps, 0)
     for number in returned:
         unread[number] += 1
-    for step in steps:
-        for read in reads(step):
-            if read in unread:
-                unread[read] += 1
+    inside = [[read for read in reads(step) if read in unread] for step in steps]
+    for read in chain.from_iterable(inside):
+        unread[read] += 1
     live = most = 0
-    for step in steps:
+    for step, inputs in zip(steps, inside, strict=True):
         live += size(step)
-        most = max(most, live + (working(step) if working else 0))
-        for read in reads(step):
-            if read in unread:
-                unread[read] -= 1
-                if not unread[read]:
-                    live -= size(read)
+        held = live + working(step) if working else live
+        if held > most:
+            most = held
+        for read in inputs:
+            unread[read] -= 1
+            if not unread[read]:
+                live -= size(read)
     return most
 
 
@@ -290,32 +343,37 @@ class _DepthFirst:
                 # the last reader of a result may release it
                 candidates += self._note_last_reader(read)
         for reader in reversed(candidates):
-            if len(self.postponed.get(reader, ())) == self.missing[reader] > 0:
+            missing = self.missing[reader]
+            if not missing:
+                if self.done[reader]:
+                    continue
+                if self._frees(reader) and not self._is_postponed(reader):
+                    self.ready.append(reader)
+            elif len(self.postponed.get(reader, ())) == missing:
                 self.ready += self.postponed.pop(reader)
-            elif self.done[reader]:
-                continue
-            elif self.missing[reader]:
-                if self._frees_with_inputs(reader):
-                    self.requested.add(reader)
-                    lacking = (read for read in self.reads[reader] if not self.done[read])
-                    self.ready += [reader, *lacking]
-            elif self._frees(reader) and not self._is_postponed(reader):
-                self.ready.append(reader)
+            elif self._frees_with_inputs(reader):
+                self.requested.add(reader)
+                lacking = (read for read in self.reads[reader] if not self.done[read])
+                self.ready += [reader, *lacking]
 
     def _set_done(self, number: int) -> None:
         self.done[number] = True
-        nbytes, inner = (self.sizes[number], 0) if self.first[number] else (0, 1)
+        is_first, nbytes = self.first[number], self.sizes[number]
         for reader in self.readers[number]:
             self.missing[reader] -= 1
-            self.missing_bytes[reader] -= nbytes
-            self.missing_inner[reader] -= inner
+            if is_first:
+                self.missing_bytes[reader] -= nbytes
+            else:
+                self.missing_inner[reader] -= 1
 
     def _note_last_reader(self, number: int) -> list[int]:
         """Note which task releases a result, if one does; return it in a list."""
-        last = [reader for reader in self.readers[number] if not self.done[reader]]
-        for reader in last:
-            self.released[reader] += self.sizes[number]
-        return last
+        for reader in self.readers[number]:
+            if not self.done[reader]:
+                # there is no other: a result has one unread reader, or is kept and has none
+                self.released[reader] += self.sizes[number]
+                return [reader]
+        return []
 
     def _frees(self, number: int) -> bool:
         """Whether a task needs less memory than it releases, now or with its siblings."""
@@ -345,11 +403,3 @@ class _DepthFirst:
             return False
         others.append(number)
         return True
-
-
-def _heights(reads: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-    """For every task, the tasks on the longest path to it; in `order`, each follows its inputs."""
-    height = [0] * len(reads)
-    for number in order:
-        height[number] = 1 + max(map(height.__getitem__, reads[number]), default=0)
-    return height

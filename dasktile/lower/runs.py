@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
 from math import inf
 
-from dasktile.lower.run_order import SAME_SIZE, Arrange, inputs_first, peak, run_order
-from dasktile.schedule.edges import readers_of
+from dasktile.lower.run_order import SAME_SIZE, Arrange, Edges, peak, run_order, step_order
 
 Home = Hashable
 
@@ -68,6 +67,8 @@ class TaskTable:
         Tasks of which it is unknown how long they take.
     arrange
         The function that orders the tasks, as `run_order` does.
+    edges
+        What follows from the reads, if it is known already.
     """
 
     reads: Sequence[Sequence[int]]
@@ -82,11 +83,22 @@ class TaskTable:
     gathered: Collection[int] = ()
     unknown: Collection[int] = ()
     arrange: Arrange = run_order
+    edges: Edges | None = None
 
     @cached_property
+    def known(self) -> Edges:
+        """What follows from the reads."""
+        return self.edges or Edges(self.reads)
+
+    @property
     def readers(self) -> list[list[int]]:
         """For every task, the tasks that read it."""
-        return readers_of(self.reads)
+        return self.known.readers
+
+    @cached_property
+    def in_steps(self) -> TaskTable:
+        """The same tasks, in `step_order`."""
+        return replace(self, arrange=step_order, edges=self.known)
 
     @cached_property
     def phases(self) -> list[int]:
@@ -96,12 +108,20 @@ class TaskTable:
     @cached_property
     def order(self) -> list[int]:
         """All tasks in the order from which runs are cut."""
-        return self.arrange(self.reads, self.sizes, self.homes, set(self.kept))
+        return self.arrange(self.reads, self.sizes, self.homes, set(self.kept), self.known)
 
-    @property
-    def peak(self) -> int:
-        """Bytes of results at one home at most, if the tasks run one by one in this order."""
-        return peak(self.order, self.reads, self.sizes, self.homes, set(self.kept))
+    def saves_in_steps(self, share: float) -> bool:
+        """Whether the tasks need much less memory in `step_order`, if they run one by one.
+
+        Parameters
+        ----------
+        share
+            Bytes of results at one home at most, over those in the order of this table, below which
+            they are much less.
+        """
+        what = self.reads, self.sizes, self.homes, set(self.kept)
+        least = share * peak(self.order, *what)
+        return peak(self.in_steps.order, *what, enough=least) < least
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +237,18 @@ def task_phases(table: TaskTable) -> list[int]:
     all its readers have its home: it runs in one bundle with a reader, which Dask would fuse it
     with.  A cut waits only if it takes no less memory.
     """
-    order = inputs_first(table.reads)
+    order = table.known.inputs_first
     phases = _first_phases(table, order)
-    readers = table.readers
+    readers, homes = table.readers, table.homes
     fixed = {*table.kept, *table.sources}
     for number in reversed(order):
-        home, after = table.homes[number], readers[number]
+        home, after = homes[number], readers[number]
         if number in fixed or home is None or not after:
             continue
-        if any(table.homes[reader] != home for reader in after):
-            continue
-        late = min(phases[reader] for reader in after)
+        late = min([phases[reader] for reader in after])
         if late == phases[number] or (not table.reads[number] and len(after) > 1):
+            continue
+        if any(homes[reader] != home for reader in after):
             continue
         # inputs that would be in memory for longer
         kept = sum(
@@ -244,18 +264,20 @@ def task_phases(table: TaskTable) -> list[int]:
 
 def _first_phases(table: TaskTable, order: Sequence[int]) -> list[int]:
     """The number of changes of home on the longest path to every task."""
-    phases = [0] * len(table.reads)
+    reads, homes = table.reads, table.homes
+    phases = [0] * len(reads)
     for number in order:
         if number in table.sources:
             continue
-        home = table.homes[number]
-        for read in table.reads[number]:
-            there, phase = table.homes[read], phases[read]
+        home, latest = homes[number], 0
+        for read in reads[number]:
+            there, phase = homes[read], phases[read]
             # data that the graph contains is everywhere
-            if (home is None or there != home) and (there is not None or table.reads[read]):
+            if (home is None or there != home) and (there is not None or reads[read]):
                 phase += 1
-            if phase > phases[number]:
-                phases[number] = phase
+            if phase > latest:
+                latest = phase
+        phases[number] = latest
     return phases
 
 
@@ -282,6 +304,10 @@ class _Forming:
         #: For every task of a group, the tasks of its home that are before it in the order, as far
         #: as they count.
         self.place: dict[int, int] = {}
+        #: For every task of a group, its readers in the group; and what results that are returned
+        #: in one pick have in common, None for a result that no other home needs.
+        self.readers_here: dict[int, int] = {}
+        self.pick_of: dict[int, Hashable] = {}
 
     def runs(self) -> list[Run]:
         groups: dict[tuple[Home, int], list[int]] = {}
@@ -291,6 +317,7 @@ class _Forming:
             group = self.group[number]
             if group is not None:
                 groups.setdefault(group, []).append(number)
+                self._note_readers(number, group)
                 self.place[number] = passed.get(group[0], 0)
                 passed[group[0]] = self.place[number] + self.weights[number]
         # by group: runs of it, as lists of tasks
@@ -305,6 +332,24 @@ class _Forming:
                 position = {number: at for at, number in enumerate(order)}
                 every = (run for runs in formed.values() for run in runs)
                 return sorted(every, key=lambda run: position[run.tasks[-1]])
+
+    def _note_readers(self, number: int, group: tuple[Home, int]) -> None:
+        """Note which groups read the result of a task of a group."""
+        homes, readers = self.table.homes, self.readers[number]
+        groups = [self.group[reader] for reader in readers]
+        self.readers_here[number] = groups.count(group)
+        elsewhere: set[Hashable] = {
+            other
+            for reader, other in zip(readers, groups, strict=True)
+            if homes[reader] != group[0]
+        }
+        if number in self.gathered:
+            self.pick_of[number] = frozenset({*elsewhere, CLIENT})
+        elif number in self.kept:
+            # it has a key of its own
+            self.pick_of[number] = number
+        else:
+            self.pick_of[number] = frozenset(elsewhere) if elsewhere else None
 
     def _runs_of(self, group: Sequence[int]) -> list[Sequence[int]]:
         """Runs of one home and phase; none where threads would wait for each other too long.
@@ -405,7 +450,7 @@ class _Forming:
         """
         table, limits = self.table, self.limits
         sizes, homes, group_of = table.sizes, table.homes, self.group
-        key, home = group_of[group[start]], homes[group[start]]
+        home, first = homes[group[start]], self.place[group[start]]
         #: For results of the run that are in memory, the readers that have not run yet.
         unread: dict[int, int] = {}
         unread_here: dict[int, int] = {}
@@ -436,12 +481,14 @@ class _Forming:
                     received += sizes[read]
                     if homes[read] != home:
                         parts.add(group_of[read])
-            largest = max(largest, needed)
-            working = table.working[number] if table.working else 0
-            peak = max(peak, live + size + working)
+            if needed > largest:
+                largest = needed
+            held = live + size + (table.working[number] if table.working else 0)
+            if held > peak:
+                peak = held
             if position > start and (
                 weight > most
-                or self.place[number] - self.place[group[start]] > limits.span * most
+                or self.place[number] - first > limits.span * most
                 or received + peak > limits.work
                 or received > max(largest, limits.inputs)
             ):
@@ -454,25 +501,15 @@ class _Forming:
                     unread_here[read] -= 1
                     if not unread[read]:
                         live -= sizes[read]
-            readers = self.readers[number]
-            groups = [group_of[reader] for reader in readers]
-            unread[number] = len(readers) + (number in self.kept)
-            unread_here[number] = groups.count(key)
+            unread[number] = len(self.readers[number]) + (number in self.kept)
+            unread_here[number] = self.readers_here[number]
             if unread[number]:
                 live += size
             if unread_here[number]:
                 crossing += size
-            elsewhere: set[Hashable] = {
-                other
-                for reader, other in zip(readers, groups, strict=True)
-                if homes[reader] != home
-            }
-            if number in self.gathered:
-                picks.add(frozenset({*elsewhere, CLIENT}))
-            elif number in self.kept:
-                picks.add(number)
-            elif elsewhere:
-                picks.add(frozenset(elsewhere))
+            pick = self.pick_of[number]
+            if pick is not None:
+                picks.add(pick)
             if table.counts[number] == 0 and unread_here[number]:
                 continue  # Dask runs it in one task with its reader
             if live > limits.results:

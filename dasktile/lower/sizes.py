@@ -193,6 +193,8 @@ class _Estimate:
     def result_of(self, number: int, sizes: Sequence[int]) -> KnownResult | None:
         """A result that follows from known inputs; None for other tasks."""
         task = self.tasks.tasks[number]
+        if type(task) is Alias:
+            return self.read(task.target, sizes)
         if getattr(task, "func", None) is take:
             return self.taken(task, sizes)
         return known_result(task, self.graph(number, partial(self.read, sizes=sizes)))

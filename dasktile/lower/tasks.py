@@ -9,7 +9,7 @@ inputs and its layer.  So does a future, a block of a persisted array.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import iscoroutinefunction
@@ -31,14 +31,15 @@ from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.lower.places import places_of
+from dasktile.lower.run_order import Edges
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.working import working_bytes
-from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any
@@ -217,10 +218,17 @@ class GraphTasks:
         self.heads = [str(head_of(key)) for key in self.keys]
         number = self.number
         self.reads = [
-            sorted(number[read] for read in task.dependencies if read in number)
+            sorted([number[read] for read in task.dependencies if read in number])
             for task in self.tasks
         ]
-        self.readers = readers_of(self.reads)
+        #: By task, the keys that it reads and that no task of the graph has.
+        self.outside: dict[int, list[Key]] = {
+            at: sorted((read for read in task.dependencies if read not in number), key=repr)
+            for at, (task, reads) in enumerate(zip(self.tasks, self.reads, strict=True))
+            if len(task.dependencies) > len(reads)
+        }
+        self.edges = Edges(self.reads)
+        self.readers = self.edges.readers
         self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
         self.sizes, self.guessed = estimated_sizes(self)
@@ -243,12 +251,24 @@ class GraphTasks:
     @cached_property
     def homes(self) -> list[int | None]:
         """The mesh position of each task that a bundle may run, None for others."""
-        return [place if self.may_run(number) else None for number, place in enumerate(self.places)]
+        places = zip(self.places, self.runnable, strict=True)
+        return [place if may_run else None for place, may_run in places]
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells these tasks from those of other graphs: their keys, and their homes."""
+        # names are long, and most tasks share theirs with others
+        names = {name: at for at, name in enumerate(dict.fromkeys(self.heads))}
+        blocks = [
+            (names[head], key[1:] if type(key) is tuple else None)
+            for head, key in zip(self.heads, self.keys, strict=True)
+        ]
+        return repr((sorted(self.wanted), list(names), blocks, self.homes))
 
     @cached_property
     def kept(self) -> set[int]:
         """Tasks that are wanted blocks of outputs."""
-        return {number for number in range(len(self.keys)) if self.is_output(number)}
+        return {self.number[key] for key in self._ends if key in self.number}
 
     @cached_property
     def gathered(self) -> set[int]:
@@ -282,11 +302,17 @@ class GraphTasks:
             cuts=self.cuts,
             gathered=self.gathered,
             unknown=self.unknown,
+            edges=self.edges,
         )
+
+    @cached_property
+    def save_in_steps(self) -> bool:
+        """Whether the tasks need much less memory if all sums get one term at a time."""
+        return self.table.saves_in_steps(self.settings.steps_save)
 
     def is_output(self, number: int) -> bool:
         """Whether a task is a wanted block of an output."""
-        return self.keys[number] in self._ends
+        return number in self.kept
 
     def is_free(self, number: int) -> bool:
         """Whether a result is on every worker."""
@@ -297,13 +323,14 @@ class GraphTasks:
         """Tasks whose names do not give their homes."""
         if not self.limits.mesh:
             return set()
+        homes = zip(self.homes, self.named_homes, strict=True)
         return {
             number
-            for number, home in enumerate(self.homes)
+            for number, (home, named) in enumerate(homes)
             # the scheduler plugin places slices where their inputs are
             if home is not None
+            and named != home
             and not self.heads[number].startswith(SLICE_PREFIX)
-            and self.placed_home(number) != home
         }
 
     def is_loose(self, number: int) -> bool:
@@ -344,8 +371,15 @@ class GraphTasks:
 
     def moved(self, number: int) -> list[int]:
         """What a task reads that is not on every worker."""
-        heads, free = self.heads, self.limits.free
-        return [read for read in self.reads[number] if heads[read] not in free]
+        return self._moved[number]
+
+    @cached_property
+    def _moved(self) -> list[list[int]]:
+        """For every task, what it reads that is not on every worker."""
+        free = {number for number in range(len(self.keys)) if self.is_free(number)}
+        if not free:
+            return self.reads
+        return [[read for read in reads if read not in free] for reads in self.reads]
 
     @cached_property
     def cuts(self) -> set[int]:
@@ -411,11 +445,17 @@ class GraphTasks:
             # its layer may say otherwise: Dask describes positions by the blocks that they are of
             return value.nbytes
         chunks, itemsize = self.limits.tiles.get(name, ((), 0))
-        if itemsize and is_block(key, name, tuple(map(len, chunks))):
+        if itemsize and is_block(key, name, self._numblocks[name]):
             # block numbers may be of any type that equals an integer
-            places = (int(getattr(at, "real", at)) for at in key[1:])
+            places = [at if type(at) is int else int(getattr(at, "real", at)) for at in key[1:]]
             return math.ceil(math.prod(map(getitem, chunks, places)) * itemsize)
-        return self.limits.size.get(name, self.tile_size(number))
+        size = self.limits.size.get(name)
+        return self.tile_size(number) if size is None else size
+
+    @cached_property
+    def _numblocks(self) -> dict[str, tuple[int, ...]]:
+        """By the name of a layer that holds an array, the blocks along each axis."""
+        return {name: tuple(map(len, chunks)) for name, (chunks, _) in self.limits.tiles.items()}
 
     def tile_size(self, number: int) -> int | None:
         """Bytes of the tiles that a result has the token of; None if that is unknown."""
@@ -454,8 +494,9 @@ class GraphTasks:
     def frozen(self) -> set[int]:
         """Tasks whose inputs must keep their keys, and all tasks that these depend on."""
         opaque = {name for name, layer in self.graph.layers.items() if _is_opaque(layer)}
+        usual = {*_PLAIN, DataNode}
         for number, task in enumerate(self.tasks):
-            if type(task) not in (*_PLAIN, DataNode):
+            if type(task) not in usual:
                 # others of its layer may belong to it, as those of a P2P rechunk do
                 opaque.add(self.layer[number])
         #: By the identity of a function, whether it is a coroutine function.
@@ -471,9 +512,8 @@ class GraphTasks:
             or (type(task) in (Task, Anchored) and coroutine[id(task.func)])
         ]
         blocks: dict[str, list[int]] = {name: [] for name in self.wanted}
-        for number in range(len(self.keys)):
-            if self.is_output(number):
-                blocks[self.layer[number]].append(number)
+        for number in sorted(self.kept):
+            blocks[self.layer[number]].append(number)
         frozen: set[int] = set()
         while stack:
             number = stack.pop()
@@ -492,17 +532,25 @@ class GraphTasks:
             return False
         return fuses(self.tasks[number], self.tasks[readers[0]])
 
+    @cached_property
+    def unplanned(self) -> int:
+        """Bytes that workers receive beside those that the names of layers predict."""
+        inside = {head_of(key) for task in self.tasks for key in keys_in(task)}
+        planned = predicted_bytes({head_of(key) for key in self.keys} | inside)
+        received = self.received()
+        return received - planned if received > self.settings.unplanned * planned else 0
+
     def received(self) -> int:
         """Bytes that workers receive from each other, if every task runs at its place.
 
         Tasks without a place are left out, and results whose sizes are guesses: as upper bounds
         these may be many times too large.
         """
-        total = 0
-        for number, size in enumerate(self.sizes):
-            readers = {self.places[reader] for reader in self.readers[number]}
-            if self.places[number] is not None and number not in self.guessed:
-                total += size * len(readers - {None, self.places[number]})
+        places, total = self.places, 0
+        for number, place in enumerate(places):
+            if place is not None and number not in self.guessed:
+                elsewhere = {places[reader] for reader in self.readers[number]} - {None, place}
+                total += self.sizes[number] * len(elsewhere)
         return total
 
     # Homes
@@ -512,12 +560,10 @@ class GraphTasks:
             self._placements[name] = decode(name)
         return self._placements[name]
 
-    def placed_home(self, number: int, placement: Placement | None = None) -> int | None:
-        """The mesh position that the name of a task gives, None if it gives none.
-
-        `placement` is that of another name that the task will have.
-        """
-        return self.home_of(self.keys[number], placement)
+    @cached_property
+    def named_homes(self) -> list[int | None]:
+        """The mesh position that the name of each task gives, None if it gives none."""
+        return list(map(self.home_of, self.keys))
 
     def home_of(self, key: Key, placement: Placement | None = None) -> int | None:
         """The mesh position that a key gives, None if it gives none.
@@ -532,26 +578,37 @@ class GraphTasks:
             blocks = self.limits.positions.get(placement.follow[0], {})
             return None if block is None else blocks.get(block)
         position = placement.position_of(key[1:])
-        if position is None or placement.positions == math.prod(self.limits.mesh):
+        if position is None or placement.mesh == self.limits.mesh:
+            return position
+        if placement.positions == math.prod(self.limits.mesh):
             return position
         table = self.limits.tables.get(placement.positions)
         return None if table is None else table[position]
 
     def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
-        key = self.keys[number]
-        blocks = self.limits.positions.get(token(self.heads[number]))
+        key, blocks = self.keys[number], self._planned_positions[self.heads[number]]
         if not blocks:
-            return self.placed_home(number)
+            return self.named_homes[number]
         return blocks.get(key[1:] if type(key) is tuple else ())
+
+    @cached_property
+    def _planned_positions(self) -> dict[str, Mapping[tuple[int, ...], int]]:
+        """By the first item of keys, `BundleLimits.positions`; empty for names without any."""
+        return {head: self.limits.positions.get(token(head), {}) for head in set(self.heads)}
 
     def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""
-        return (
-            type(self.tasks[number]) in _PLAIN
-            and number not in self.frozen
-            and self.layer[number] not in self.annotated
-        )
+        return self.runnable[number]
+
+    @cached_property
+    def runnable(self) -> list[bool]:
+        """For every task, whether a bundle may run it."""
+        frozen, annotated = self.frozen, self.annotated
+        return [
+            type(task) in _PLAIN and number not in frozen and layer not in annotated
+            for number, (task, layer) in enumerate(zip(self.tasks, self.layer, strict=True))
+        ]
 
     @cached_property
     def annotated(self) -> set[str]:
@@ -572,6 +629,18 @@ def with_key(task: Any, key: Key) -> Any:
     if task.key == key:
         return task
     return Alias(key, task.target) if type(task) is Alias else task.substitute({}, key=key)
+
+
+def predicted_bytes(layers: Iterable[Any]) -> int:
+    """Bytes that names of layers predict that workers receive.
+
+    Parameters
+    ----------
+    layers
+        The names.
+    """
+    placements = map(decode, layers)
+    return sum(placement.predicted for placement in placements if placement is not None)
 
 
 def _is_opaque(layer: Any) -> bool:

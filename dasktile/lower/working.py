@@ -156,12 +156,13 @@ def _decoded_bytes(array: Any, index: Any, value: Callable[[Key], Any]) -> int:
     index = data_of(index, value)
     if not type(store).__module__.startswith("zarr.") or type(index) is not tuple:
         return 0
-    read = 1
-    for part, chunk, length in zip(index, store.chunks, store.shape, strict=False):
+    # zarr computes them anew each time
+    read, chunks, shape = 1, store.chunks, store.shape
+    for part, chunk, length in zip(index, chunks, shape, strict=False):
         if type(part) is slice:
             lo, hi, _ = part.indices(length)
             read *= max(1, -(-hi // chunk) - lo // chunk)
-    chunk_bytes = math.prod(store.chunks) * store.dtype.itemsize
+    chunk_bytes = math.prod(chunks) * store.dtype.itemsize
     return int(min(read, _DECODED_AT_ONCE) * _DECODED * chunk_bytes)
 
 

@@ -57,13 +57,9 @@ def _with_homes(
     if machine.who_has is None or not resident:
         return captured
     blocks: dict[Any, Any] = {}
-    computing = 0.0
     for index in resident:
-        own = captured.graph.layers[nodes[index].name]
-        blocks.update(own)
-        if machine.unfinished is not None and _planned(nodes[index].name, places) is None:
-            left = len(machine.unfinished(list(own)))
-            computing += left / len(own) * nodes[index].nbytes
+        blocks.update(captured.graph.layers[nodes[index].name])
+    computing = _computing([nodes[index] for index in resident], machine, places)
     holders = machine.who_has(blocks)
     new = list(nodes)
     for index in resident:
@@ -71,7 +67,21 @@ def _with_homes(
         if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
     program = Program(tuple(new), captured.program.outputs)
-    return replace(captured, program=program, computing=round(computing))
+    return replace(captured, program=program, computing=computing)
+
+
+def _computing(arrays: Sequence[Node], machine: Machine, places: int) -> int:
+    """Bytes of persisted blocks that are being computed, and are not placed by a plan."""
+    if machine.unfinished is None:
+        return 0
+    unplanned = [node for node in arrays if _planned(node.name, places) is None]
+    blocks = {node.name: [(node.name, *index) for index in _blocks(node)] for node in unplanned}
+    left = set(machine.unfinished([key for keys in blocks.values() for key in keys]))
+    return sum(
+        round(node.nbytes * len(left.intersection(keys)) / len(keys))
+        for node in unplanned
+        if (keys := blocks[node.name])
+    )
 
 
 def _near_data(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from numbers import Integral, Real
+from time import monotonic
 from types import MethodType
 from typing import Any
 
@@ -283,24 +284,25 @@ def _client_machine(client: Any) -> Machine | None:
         who_has=who_has,
         durations=durations,
         data=data,
-        unfinished=partial(_awaited, client),
+        unfinished=partial(_awaited, client, monotonic() + config.setting("wait")),
     )
     return _with_metadata(cluster, _metadata(client))
 
 
-def _awaited(client: Any, keys: Sequence[Any]) -> list[Any]:
-    """Keys of results that are being computed although a client has waited for them for a while."""
+def _awaited(client: Any, deadline: float, keys: Sequence[Any]) -> list[Any]:
+    """Keys of results that are still being computed at a time, or for which no client can wait."""
 
     def pending() -> list[Any]:
         states = ((key, client.futures.get(key)) for key in keys)
         return [key for key, state in states if state is not None and state.status == "pending"]
 
-    left = pending()
-    if left and not client.asynchronous:
+    left, seconds = pending(), deadline - monotonic()
+    if left and seconds > 0 and not client.asynchronous:
         distributed = sys.modules["distributed"]
         futures = [distributed.Future(key, client) for key in left]
-        with suppress(TimeoutError):
-            distributed.wait(futures, timeout=config.setting("wait"))
+        # a future may be cancelled meanwhile
+        with suppress(TimeoutError, distributed.CancelledError):
+            distributed.wait(futures, timeout=seconds)
         left = pending()
     return left
 

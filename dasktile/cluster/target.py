@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -64,8 +64,8 @@ class Machine:
         Returns the bytes of results in memory, and the addresses of the workers that have them, by
         their keys.
     unfinished
-        Waits for results that are being computed, for a limited time; returns, of some keys, those
-        of results that still are.
+        Waits for results that are being computed on unknown workers, for a limited time; returns,
+        of some keys, those of results that still are.
     scheduler_workers
         Workers as the scheduler counts them: more than `workers` where several are in one process.
     memory
@@ -255,7 +255,17 @@ def _client_machine(client: Any) -> Machine | None:
         return None
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        result: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
+        found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
+        # others come with the graph
+        known = [key for key in blocks if key in client.futures]
+        return _with_expected(found, known, expected)
+
+    def expected(keys: Sequence[Any]) -> Mapping[Any, str]:
+        try:
+            result: Mapping[Any, str] = client.run_on_scheduler(_expected, keys=keys)
+        except Exception:
+            # a scheduler without dasktile cannot run the function
+            return {}
         return result
 
     def durations() -> Mapping[str, float]:
@@ -284,17 +294,51 @@ def _client_machine(client: Any) -> Machine | None:
         who_has=who_has,
         durations=durations,
         data=data,
-        unfinished=partial(_awaited, client, monotonic() + config.setting("wait")),
+        unfinished=partial(_awaited, client, monotonic() + config.setting("wait"), expected),
     )
     return _with_metadata(cluster, _metadata(client))
 
 
-def _awaited(client: Any, deadline: float, keys: Sequence[Any]) -> list[Any]:
-    """Keys of results that are still being computed at a time, or for which no client can wait."""
+def _with_expected(
+    found: Mapping[Any, Sequence[str]],
+    keys: Iterable[Any],
+    ask: Callable[[Sequence[Any]], Mapping[Any, str]],
+) -> Mapping[Any, Sequence[str]]:
+    """The workers that have results, and those on which others will be."""
+    missing = [key for key in keys if not found.get(key)]
+    expected = ask(missing) if missing else {}
+    return {**found, **{key: [address] for key, address in expected.items()}}
+
+
+def _expected(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, str]:
+    """The workers on which tasks run, or will run by a plan; runs on the scheduler."""
+    found = {}
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        if ts is None or ts.who_has:
+            continue
+        if ts.processing_on is not None:
+            found[key] = ts.processing_on.address
+        elif ts.worker_restrictions is not None and len(ts.worker_restrictions) == 1:
+            (found[key],) = ts.worker_restrictions
+    return found
+
+
+def _awaited(
+    client: Any,
+    deadline: float,
+    ask: Callable[[Sequence[Any]], Mapping[Any, str]],
+    keys: Sequence[Any],
+) -> list[Any]:
+    """Keys of results that are computed on unknown workers, and not there by a time."""
 
     def pending() -> list[Any]:
         states = ((key, client.futures.get(key)) for key in keys)
-        return [key for key, state in states if state is not None and state.status == "pending"]
+        left = [key for key, state in states if state is not None and state.status == "pending"]
+        if left and not client.asynchronous:
+            expected = ask(left)
+            left = [key for key in left if key not in expected]
+        return left
 
     left, seconds = pending(), deadline - monotonic()
     if left and seconds > 0 and not client.asynchronous:
@@ -368,15 +412,20 @@ def _own_scheduler() -> Machine | None:
     metadata = running[0].task_metadata.get("dasktile", {})
     tasks = running[0].tasks
 
+    expected = partial(_expected, running[0])
+
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
         holders = {key: tasks[key].who_has for key in blocks if key in tasks}
-        return {
+        found = {
             key: [worker.address for worker in tuple(has or ())] for key, has in holders.items()
         }
+        return _with_expected(found, blocks, expected)
 
     def unfinished(keys: Sequence[Any]) -> list[Any]:
         # nothing is awaited on the scheduler, which makes the plans of all clients
-        return [key for key in keys if scheduling.is_computing(running[0], key)]
+        left = [key for key in keys if scheduling.is_computing(running[0], key)]
+        known = expected(left)
+        return [key for key in left if key not in known]
 
     data = partial(_in_memory, running[0])
     cluster = replace(cluster, who_has=who_has, data=data, unfinished=unfinished)

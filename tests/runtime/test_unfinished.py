@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -15,6 +16,7 @@ from distributed import Client, Event, wait
 import dasktile
 from benchmarks.predicted import cluster
 from dasktile import choice
+from dasktile.cluster.target import _expected
 from dasktile.report.formatting import format_bytes
 
 
@@ -79,6 +81,22 @@ def test_the_input_is_kept_where_it_is_unknown_what_moves(client: Client) -> Non
     wait([x, small])
     # now it is known
     assert dasktile.explain(array).changed
+
+
+def test_tasks_that_have_a_worker_are_where_that_is() -> None:
+    def task(runs: str | None = None, has: tuple[str, ...] = (), only: Any = None) -> Any:
+        on = None if runs is None else SimpleNamespace(address=runs)
+        return SimpleNamespace(processing_on=on, who_has=set(has), worker_restrictions=only)
+
+    tasks = {
+        "runs": task("a"),
+        "placed": task(only={"b"}),
+        "anywhere": task(),
+        "either": task(only={"a", "b"}),
+        "there": task(has=("c",)),
+    }
+    scheduler = SimpleNamespace(tasks=tasks)
+    assert _expected(scheduler, [*tasks, "unknown"]) == {"runs": "a", "placed": "b"}
 
 
 def test_errors_of_blocks_are_not_awaited(client: Client) -> None:

@@ -101,10 +101,10 @@ THERE_UNKNOWN = (
     " a plan would move {}"
 )
 
-#: Why the input is unchanged where its blocks are still being computed.
+#: Why the input is unchanged where nobody knows on which workers its blocks are.
 COMPUTING = (
-    "{} of persisted blocks are still being computed, so that it is unknown on which workers they"
-    " will be; a plan might move them"
+    "it is unknown on which workers {} of persisted blocks are, as they are still being computed,"
+    " or as an asynchronous client cannot ask; a plan might move them"
 )
 
 #: Why arrays keep their chunks where these move less.
@@ -418,7 +418,8 @@ def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
     if run is None:
         return False
     # that run has the blocks of the input on all workers
-    more = plan.planned.plan.after.bytes - (own.moved if own.is_sound else 0)
+    moved = plan.planned.plan.after.bytes + plan.lowered.bundled.unplanned
+    more = moved - (own.moved if own.is_sound else 0)
     seconds = run.on_slow_network(more, request.machine.workers).seconds
     if own.is_sound:
         return seconds <= own.seconds

@@ -150,8 +150,8 @@ class Captured:
     fetched
         Bytes of such data that workers receive for blocks that are made of data on several.
     computing
-        Bytes of persisted blocks that are being computed, of which nobody knows yet on which worker
-        they will be.
+        Bytes of persisted blocks of which it is unknown on which workers they are, mostly because
+        they are being computed.
     """
 
     program: Program

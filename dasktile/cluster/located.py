@@ -38,9 +38,10 @@ def located(captured: Captured, machine: Machine) -> Captured:
     tasks do not run on the workers of the plan, since positions of the mesh are then not tied to
     workers.
     """
-    if not machine.placed:
-        return captured
     places = min(machine.workers, MAX_WORKERS)
+    if not machine.placed:
+        resident = [node for node in captured.program.nodes if node.resident and node.size]
+        return replace(captured, computing=_computing(resident, machine, places))
     position = {
         address: number * places // len(machine.order)
         for number, address in enumerate(machine.order)
@@ -71,7 +72,7 @@ def _with_homes(
 
 
 def _computing(arrays: Sequence[Node], machine: Machine, places: int) -> int:
-    """Bytes of persisted blocks that are being computed, and are not placed by a plan."""
+    """Bytes of persisted blocks that will be on unknown workers; those of a plan are known."""
     if machine.unfinished is None:
         return 0
     unplanned = [node for node in arrays if _planned(node.name, places) is None]

@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from numbers import Integral, Real
-from time import monotonic
+from time import monotonic, sleep
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import dask.config
 from dask.system import CPU_COUNT
@@ -31,6 +30,11 @@ from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
 _DEFAULT = ClusterSettings()
+
+_Answer = TypeVar("_Answer")
+
+#: Seconds between two questions for results that are being computed: first, and at the most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,49 +258,45 @@ def _client_machine(client: Any) -> Machine | None:
     if cluster is None:
         return None
 
+    def ask(function: Callable[..., _Answer], otherwise: _Answer, **options: Any) -> _Answer:
+        if client.asynchronous:
+            return otherwise
+        try:
+            answer: _Answer = client.run_on_scheduler(function, **options)
+        except Exception:
+            # a scheduler without dasktile cannot run the function
+            return otherwise
+        return answer
+
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
-        # others come with the graph
-        known = [key for key in blocks if key in client.futures]
-        return _with_expected(found, known, expected)
+        return _with_expected(found, blocks, lambda keys: ask(_expected, {}, keys=keys))
 
-    def expected(keys: Sequence[Any]) -> Mapping[Any, str]:
-        try:
-            result: Mapping[Any, str] = client.run_on_scheduler(_expected, keys=keys)
-        except Exception:
-            # a scheduler without dasktile cannot run the function
-            return {}
-        return result
+    deadline = monotonic() + config.setting("wait")
 
-    def durations() -> Mapping[str, float]:
+    def unfinished(keys: Sequence[Any]) -> Sequence[Any]:
         if client.asynchronous:
-            return {}
-        try:
-            result: Mapping[str, float] = client.run_on_scheduler(_averages)
-        except Exception:
-            # a scheduler without dasktile cannot run the function
-            return {}
-        return result
-
-    def data(keys: Sequence[Any]) -> Mapping[Any, tuple[int, Sequence[str]]]:
-        if client.asynchronous:
-            return {}
-        try:
-            result: Mapping[Any, tuple[int, Sequence[str]]] = client.run_on_scheduler(
-                _in_memory, keys=keys
-            )
-        except Exception:
-            return {}
-        return result
+            # it cannot ask where any results are
+            return [key for key in keys if key in client.futures]
+        left: list[Any] = ask(_unplaced, [], keys=keys)
+        pause = 0.0 if _is_task() else _FIRST_PAUSE
+        while left and pause and (seconds := deadline - monotonic()) > 0:
+            # futures of other clients are not announced to this one
+            sleep(min(pause, seconds))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            left = ask(_unplaced, [], keys=left)
+        return left
 
     cluster = replace(
         cluster,
         who_has=who_has,
-        durations=durations,
-        data=data,
-        unfinished=partial(_awaited, client, monotonic() + config.setting("wait"), expected),
+        durations=lambda: ask(_averages, {}),
+        data=lambda keys: ask(_in_memory, {}, keys=keys),
+        unfinished=unfinished,
     )
-    return _with_metadata(cluster, _metadata(client))
+    cluster = _with_metadata(cluster, _metadata(client))
+    # elsewhere tasks run on workers that have their inputs
+    return cluster if cluster.placed or client.asynchronous else replace(cluster, unfinished=None)
 
 
 def _with_expected(
@@ -324,31 +324,20 @@ def _expected(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, str]:
     return found
 
 
-def _awaited(
-    client: Any,
-    deadline: float,
-    ask: Callable[[Sequence[Any]], Mapping[Any, str]],
-    keys: Sequence[Any],
-) -> list[Any]:
-    """Keys of results that are computed on unknown workers, and not there by a time."""
+def _unplaced(dask_scheduler: Any, keys: Sequence[Any]) -> list[Any]:
+    """Keys of tasks that will run on unknown workers; runs on the scheduler."""
+    left = [key for key in keys if scheduling.is_computing(dask_scheduler, key)]
+    expected = _expected(dask_scheduler, left)
+    return [key for key in left if key not in expected]
 
-    def pending() -> list[Any]:
-        states = ((key, client.futures.get(key)) for key in keys)
-        left = [key for key, state in states if state is not None and state.status == "pending"]
-        if left and not client.asynchronous:
-            expected = ask(left)
-            left = [key for key in left if key not in expected]
-        return left
 
-    left, seconds = pending(), deadline - monotonic()
-    if left and seconds > 0 and not client.asynchronous:
-        distributed = sys.modules["distributed"]
-        futures = [distributed.Future(key, client) for key in left]
-        # a future may be cancelled meanwhile
-        with suppress(TimeoutError, distributed.CancelledError):
-            distributed.wait(futures, timeout=seconds)
-        left = pending()
-    return left
+def _is_task() -> bool:
+    """Whether this is run by a task, which may have the thread that other tasks need."""
+    try:
+        sys.modules["distributed"].get_worker()
+    except ValueError:
+        return False
+    return True
 
 
 def _averages(dask_scheduler: Any) -> dict[str, float]:
@@ -421,12 +410,8 @@ def _own_scheduler() -> Machine | None:
         }
         return _with_expected(found, blocks, expected)
 
-    def unfinished(keys: Sequence[Any]) -> list[Any]:
-        # nothing is awaited on the scheduler, which makes the plans of all clients
-        left = [key for key in keys if scheduling.is_computing(running[0], key)]
-        known = expected(left)
-        return [key for key in left if key not in known]
-
+    # nothing is awaited on the scheduler, which makes the plans of all clients
+    unfinished = partial(_unplaced, running[0])
     data = partial(_in_memory, running[0])
     cluster = replace(cluster, who_has=who_has, data=data, unfinished=unfinished)
     return _with_metadata(cluster, metadata)

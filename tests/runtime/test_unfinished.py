@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ import distributed
 import numpy as np
 import pytest
 from distributed import Client, Event, wait
+from distributed.utils_test import gen_cluster
 
 import dasktile
 from benchmarks.predicted import cluster
 from dasktile import choice
+from dasktile.cluster import target
 from dasktile.cluster.target import _expected
 from dasktile.report.formatting import format_bytes
 
@@ -48,18 +51,22 @@ def received(client: Client) -> int:
     return sum(entry["total"] for worker in workers for entry in worker.transfer_incoming_log)
 
 
-def test_blocks_are_awaited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whose", ["own", "other"])
+def test_blocks_are_awaited(whose: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     x = held("first")
-    usual = distributed.wait
+    pauses = []
 
-    def and_set(*args: Any, **kwargs: Any) -> Any:
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
         Event("first").set()
-        return usual(*args, **kwargs)
+        wait(x)
 
-    monkeypatch.setattr(distributed, "wait", and_set)
-    planned = dasktile.optimize(scores(x))
-    before = received(client)
-    values = planned.compute()
+    monkeypatch.setattr(target, "sleep", pause)
+    with Client(client.scheduler.address) if whose == "other" else nullcontext():
+        planned = dasktile.optimize(scores(x))
+        before = received(client)
+        values = planned.compute()
+    assert len(pauses) == 1
     # means, deviations and the result; a block has 800 kB
     assert received(client) - before < 400_000
     np.testing.assert_allclose(values, scores(x).compute(), rtol=1e-9)
@@ -81,6 +88,31 @@ def test_the_input_is_kept_where_it_is_unknown_what_moves(client: Client) -> Non
     wait([x, small])
     # now it is known
     assert dasktile.explain(array).changed
+
+
+def test_a_task_does_not_wait_for_others(client: Client) -> None:
+    def planned() -> str:
+        # the blocks need the thread of this task
+        x = da.random.default_rng(0).random((400, 500), chunks=(20, 500)).persist()
+        return str(dasktile.explain(scores(x), workers=distributed.get_client()).verdict)
+
+    with dask.config.set({"dasktile.wait": 1e9}):
+        assert "persisted blocks" in client.submit(planned, pure=False).result()
+
+
+def test_an_asynchronous_client_does_not_know_where_blocks_are() -> None:
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+    async def run(c: Any, s: Any, *workers: Any) -> None:
+        await dasktile.enable(c)
+        x = da.random.default_rng(0).random((4000, 500), chunks=(200, 500))
+        there = c.persist(x)
+        await distributed.wait(there)
+        told = dasktile.explain(scores(there))
+        assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
+        # nothing is there
+        assert dasktile.explain(scores(x)).changed
+
+    run()
 
 
 def test_tasks_that_have_a_worker_are_where_that_is() -> None:

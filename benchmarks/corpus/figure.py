@@ -116,6 +116,8 @@ def draw(bars: Mapping[str, Mapping[str, Mapping[str, float]]], out: Path) -> No
             axes.annotate(label, (at, bottom), ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(bars)), [name.rpartition(".")[2] for name in bars], rotation=20)
     axes.set_ylabel("processor seconds")
+    # room for the letter of the highest bar
+    axes.set_ylim(0, 1.08 * max(sum(v.values()) for each in bars.values() for v in each.values()))
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     axes.legend([once[part] for part in PARTS if part in once], [p for p in PARTS if p in once],

@@ -40,11 +40,12 @@ def along_hosts(request: Request, plan: Candidate) -> Candidate:
     The plan, or the same one with other home workers if clearly fewer bytes cross hosts.
     """
     machine, tiled = request.machine, plan.planned.plan.tiled
-    if tiled is None or not 1 < len(set(machine.hosts)) < len(machine.hosts):
+    workers = len(machine.order)
+    if tiled is None or not 1 < len(set(machine.hosts)) < workers:
         return plan
     positions, captured = math.prod(tiled.mesh), plan.planned.captured
     in_memory = captured.near or any(node.homes is not None for node in tiled.program.nodes)
-    if in_memory or positions > len(machine.hosts):
+    if in_memory or positions > workers:
         return plan
     lowered = plan.lowered or lower_plan(request, plan.planned)
     if count_tasks(lowered.graph, lowered.names) > MAX_TASKS:

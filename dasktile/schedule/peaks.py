@@ -311,8 +311,10 @@ class _Simulation:
             there = self.there[read]
             if at not in there:
                 size, speed = self.tasks.sizes[read], self.speeds.network
-                if self.has_hosts:
-                    speed = self._speed(there, at, size)
+                if self.has_hosts and self._is_on_host_of(at, there):
+                    speed = self.speeds.within_host or speed
+                elif self.has_hosts:
+                    self.between_hosts += size
                 start = max(self.scheduled, worker.receiving)
                 worker.receiving = there[at] = start + size / speed
                 worker.hold(size)
@@ -321,13 +323,10 @@ class _Simulation:
                 can_run = there[at]
         self._event(can_run, -1 - number)
 
-    def _speed(self, there: Mapping[int, float], at: int, size: int) -> float:
-        """Bytes a second at which a worker receives a result, from its own host if it is there."""
+    def _is_on_host_of(self, at: int, there: Mapping[int, float]) -> bool:
+        """Whether a worker of the same host has a result, given when each worker has it."""
         host = self.hosts[at]
-        if any(self.hosts[other] == host and have <= self.now for other, have in there.items()):
-            return self.speeds.within_host or self.speeds.network
-        self.between_hosts += size
-        return self.speeds.network
+        return any(self.hosts[other] == host and have <= self.now for other, have in there.items())
 
     def _start(self, at: int) -> None:
         """Run the tasks for which a worker has idle threads."""

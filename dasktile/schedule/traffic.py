@@ -12,8 +12,7 @@ def bytes_between(tasks: PlacedTasks, workers: int) -> npt.NDArray[np.int64]:
     """Bytes that each worker sends to each other one.
 
     A result is sent once to each worker that reads it, also where another worker of its host has it
-    already.  Tasks without a home, and those that read
-    their results, are left out.
+    already.  Tasks without a home, and those that read their results, are left out.
 
     Parameters
     ----------

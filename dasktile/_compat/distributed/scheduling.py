@@ -93,6 +93,12 @@ def is_queued_when_ready(scheduler: Scheduler, ts: TaskState) -> bool:
     return bool(scheduler.is_rootish(ts))
 
 
+def is_computing(scheduler: Scheduler, key: Any) -> bool:
+    """Whether a key is that of a task that will run, or runs."""
+    ts = scheduler.tasks.get(key)
+    return ts is not None and ts.state in (WAITING, NO_WORKER, QUEUED, PROCESSING)
+
+
 def slots(scheduler: Scheduler, ws: WorkerState) -> int:
     """Number of tasks that may still be sent to a worker until it is saturated."""
     most = max(1, math.ceil(ws.nthreads * scheduler.WORKER_SATURATION))
@@ -236,12 +242,6 @@ def send_to_worker(scheduler: Scheduler, address: str, message: dict[str, Any]) 
 
 
 # Schedulers of this process ------------------------------------------------------------
-
-
-def is_computing(scheduler: Scheduler, key: Any) -> bool:
-    """Whether a key is that of a task that will run, or runs."""
-    ts = scheduler.tasks.get(key)
-    return ts is not None and ts.state in (WAITING, NO_WORKER, QUEUED, PROCESSING)
 
 
 def own_schedulers() -> list[Scheduler]:

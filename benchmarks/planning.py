@@ -9,8 +9,8 @@ of the result: at the most, and in the result.  `--stages` plans expressions of 
 prints the time of every stage, the time per graph layer and the peak memory of planning.  By
 default both are printed.  Nothing that was kept of an earlier plan is used.
 
-`--again` plans the workloads of the corpus twice, and prints the processor time of both plans, and
-of what is decided in them.  `--hook` times ``dasktile.array_optimize`` on about twenty tasks.
+`--again` plans the workloads of the corpus twice, and prints the processor time of both plans.
+`--hook` times ``dasktile.array_optimize`` on about twenty tasks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dask.highlevelgraph import HighLevelGraph
 import dasktile
 from benchmarks.again import again, hook
 from benchmarks.papers.random_programs import random_program
-from dasktile import decisions
+from dasktile import templates
 from dasktile.capture.highlevel import capture
 from dasktile.lower.count import count_tasks
 from dasktile.lower.writer import lower
@@ -161,7 +161,7 @@ def cases() -> Iterator[Case]:
 
 def forget() -> None:
     """Forget everything that is kept of earlier plans."""
-    decisions.forget()
+    templates.forget()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "dasktile":
             for value in list(vars(module).values()):

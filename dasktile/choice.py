@@ -19,6 +19,7 @@ from dasktile import config, decisions
 from dasktile.along_hosts import along_hosts
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
+from dasktile.capture.structure import Structured
 from dasktile.cheapest import NO_GAIN, PLANNING_SECONDS, cheapest
 from dasktile.cluster.located import blocks_there
 from dasktile.ir import Follow, Kind, Program
@@ -186,7 +187,7 @@ def has_plan(request: Request) -> bool:
     return planned_for == {request.machine.workers}
 
 
-def chosen_plan(request: Request) -> Candidate | None:
+def chosen_plan(request: Request, read: Structured | None = None) -> Candidate | None:
     """The plan that is carried out, unless the graph is quick, or has a plan.
 
     With the method ``"auto"``, and where tasks are bundled, the usual plan is compared with others
@@ -196,6 +197,8 @@ def chosen_plan(request: Request) -> Candidate | None:
     ----------
     request
         The arrays and their graph.
+    read
+        The structure of the graph, if that was read.
 
     Returns
     -------
@@ -212,7 +215,7 @@ def chosen_plan(request: Request) -> Candidate | None:
     # where no plans are compared, tiles are all that is decided, and those are kept
     asked = None
     if _compares(request):
-        asked = _or_none(partial(decisions.asked, request, captured))
+        asked = _or_none(partial(decisions.asked, request, captured, read))
     chosen = None if asked is None else _or_none(partial(decisions.recall, asked))
     if chosen is None:
         chosen = _chosen(request, captured)

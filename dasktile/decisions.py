@@ -23,7 +23,7 @@ from dasktile.capture.base import Captured
 from dasktile.capture.culling import Needed
 from dasktile.capture.extend import extend
 from dasktile.capture.rules.sources import InMemory
-from dasktile.capture.structure import Names, NoStructureError, structure
+from dasktile.capture.structure import Names, Structured, structured
 from dasktile.ir import Program
 from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
@@ -129,7 +129,7 @@ def forget() -> None:
     memo.forget()
 
 
-def asked(request: Request, captured: Captured) -> Asked | None:
+def asked(request: Request, captured: Captured, read: Structured | None = None) -> Asked | None:
     """The key of what is decided for a request; None if nothing is kept for it.
 
     Parameters
@@ -138,22 +138,37 @@ def asked(request: Request, captured: Captured) -> Asked | None:
         The arrays and their graph.
     captured
         The captured program.
+    read
+        The structure of the request's graph, if that was read.
     """
     if not config.setting("reuse-plans") or captured.errors:
         return None
-    data = (
+    data = frozenset(
         node.name
         for node, kernel in zip(captured.program.nodes, captured.kernels, strict=True)
         if node.resident or isinstance(kernel, InMemory)
     )
-    names = Names(frozenset(data))
-    try:
-        graph = structure(captured.graph, names)
-    except (NoStructureError, ValueError):
-        return None  # there are parts of an unknown kind
-    parts = graph, _program(captured.program, names), _arrays(request, names), _context(request)
+    if read is None or read.graph is not captured.graph or read.names.data != data:
+        read = structured(captured.graph, data)
+    if read is None:
+        return None
+    names = read.names
+    parts = read.digest, _program(captured.program, names), request_facts(request, names)
     key = blake2b(repr(parts).encode(), digest_size=32).digest()
     return Asked(request, captured, names, key)
+
+
+def request_facts(request: Request, names: Names) -> Any:
+    """What decides of a request beside its graph, without names.
+
+    Parameters
+    ----------
+    request
+        The arrays, and the machine.
+    names
+        Numbers in place of names.
+    """
+    return _arrays(request, names), _context(request)
 
 
 def _program(program: Program, names: Names) -> Any:

@@ -6,6 +6,7 @@ Everything here takes a :class:`~dasktile.request.Request`, whichever public fun
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dask.core import flatten
@@ -14,18 +15,19 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile import config
 from dasktile.capture.declarations import CONTRADICTED
 from dasktile.capture.references import head_of
+from dasktile.capture.structure import Structured
 from dasktile.choice import chosen_plan, is_quick, needs_no_plan
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.hooked import note_written
 from dasktile.collections.unpack import Rewritten
-from dasktile.errors import ContradictedKernelWarning, warn_user
 from dasktile.ir import Program
 from dasktile.lower.culled import culled
 from dasktile.lower.gathered import parts_of
 from dasktile.planning import lower_plan, most_bundled
 from dasktile.request import Request
 from dasktile.returned import remember, returned_plan
+from dasktile.templates import Written, written_again
 
 #: Blocks with tasks of their own for which the arrays of a plan are planned again where the client
 #: takes blocks out of tuples (chosen: fewer tasks take hardly more time than a plan).
@@ -45,26 +47,33 @@ def rewrite(request: Request) -> Rewritten | None:
     is_planned = needs_no_plan(request) or returned_plan(request) is not None
     if is_planned and not _has_many_alone(request):
         return None
-    chosen = chosen_plan(request)
+    return written_again(request, partial(_written, request))
+
+
+def _written(request: Request, read: Structured | None) -> Written:
+    """The graph that is written for a request; `read` is as for `chosen_plan`."""
+    chosen = chosen_plan(request, read)
     if chosen is None:
-        return None
-    _warn_of_contradictions(chosen.planned.captured.program)
+        return Written()
+    warnings = _contradictions(chosen.planned.captured.program)
     if chosen.planned.plan.tiled is None:
-        return None
+        return Written(warnings=warnings)
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
-    remember(request, replace(chosen, lowered=lowered))
-    return Rewritten(
+    rewritten = Rewritten(
         lowered.graph,
         dict(zip(request.names, lowered.names, strict=True)),
         dict(zip(request.names, lowered.chunks, strict=True)),
     )
+    returned = remember(request, replace(chosen, lowered=lowered))
+    return Written(rewritten, returned, warnings)
 
 
-def _warn_of_contradictions(program: Program) -> None:
-    """Warn of functions whose blocks would be tiled if their declarations were right."""
-    for reason in dict.fromkeys(node.reason for node in program.nodes):
-        if CONTRADICTED in reason:
-            warn_user(f"{reason}; its chunks are unchanged", ContradictedKernelWarning)
+def _contradictions(program: Program) -> tuple[str, ...]:
+    """Why functions are not tiled whose blocks would be if their declarations were right."""
+    reasons = dict.fromkeys(node.reason for node in program.nodes)
+    return tuple(
+        f"{reason}; its chunks are unchanged" for reason in reasons if CONTRADICTED in reason
+    )
 
 
 def _has_many_alone(request: Request) -> bool:

@@ -108,24 +108,26 @@ class _Store:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._plans: dict[frozenset[str], ReturnedPlan] = {}
+        #: Functions that make the plans, and their weights.
+        self._plans: dict[frozenset[str], tuple[Callable[[], ReturnedPlan], int]] = {}
 
     def get(self, names: frozenset[str]) -> ReturnedPlan | None:
         with self._lock:
-            plan = self._plans.pop(names, None)
-            if plan is not None:
-                self._plans[names] = plan
-            return plan
+            kept = self._plans.pop(names, None)
+            if kept is None:
+                return None
+            self._plans[names] = kept
+        return kept[0]()
 
-    def put(self, names: frozenset[str], plan: ReturnedPlan) -> None:
+    def put(self, names: frozenset[str], make: Callable[[], ReturnedPlan], weight: int) -> None:
         with self._lock:
             self._plans.pop(names, None)
-            self._plans[names] = plan
+            self._plans[names] = make, weight
             while len(self._plans) > MOST_KEPT or self._is_heavy():
                 self._plans.pop(next(iter(self._plans)))
 
     def _is_heavy(self) -> bool:
-        return sum(plan.weight for plan in self._plans.values()) > MOST_SIZES
+        return sum(weight for _, weight in self._plans.values()) > MOST_SIZES
 
 
 _store = _Store()
@@ -169,17 +171,37 @@ def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:
     return {index: tuple(names) for index, names in layers.items()}
 
 
-def remember(request: Request, chosen: Candidate) -> None:
+def remember_later(names: frozenset[str], make: Callable[[], ReturnedPlan], weight: int) -> None:
+    """Keep a plan that was carried out, which is made when it is needed.
+
+    Parameters
+    ----------
+    names
+        The names of the arrays that were returned.
+    make
+        Makes the plan.
+    weight
+        As in `ReturnedPlan`.
+    """
+    if any(map(is_written, names)):
+        _store.put(names, make, weight)
+
+
+def remember(request: Request, chosen: Candidate) -> ReturnedPlan | None:
     """Keep a plan that was carried out, if one of its arrays at least has a name of its own.
 
     Parameters
     ----------
     request, chosen
         The arrays that were given, and the plan of them with its graph.
+
+    Returns
+    -------
+    The plan; None if it is not kept.
     """
     lowered = chosen.lowered
     if lowered is None or not any(map(is_written, lowered.names)):
-        return
+        return None
     sizes = None
     if count_tasks(lowered.graph, lowered.names) <= MOST_TASKS:
         sizes = lowered.written.limits, lowered.bundled.memory
@@ -190,14 +212,15 @@ def remember(request: Request, chosen: Candidate) -> None:
         tuple(lowered.names),
         frozenset(lowered.graph.layers),
         # without what asks a client
-        replace(request.machine, who_has=None, durations=None),
+        replace(request.machine, who_has=None, durations=None, data=None, unfinished=None),
         most_bundled(request.machine),
         (chosen.before, chosen.after),
         "" if is_simulated else choice.too_large(request, chosen),
         sizes,
         _weight(chosen.planned.plan),
     )
-    _store.put(frozenset(lowered.names), plan)
+    _store.put(frozenset(lowered.names), lambda: plan, plan.weight)
+    return plan
 
 
 def _weight(plan: TilingPlan) -> int:

@@ -13,9 +13,9 @@ from distributed.utils import RateLimiterFilter, get_mp_context
 
 import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.failures import failures
-from dasktile.decisions import forget
 from dasktile.ir.verify import verify_tiled
 from dasktile.lower import array_writer
+from dasktile.templates import forget
 from dasktile.tiling import mesh_planner
 
 # The tests of clusters reset the configuration to what it was when distributed.utils_test was

@@ -16,7 +16,7 @@ import pytest
 from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
-from dasktile import api, choice, decisions
+from dasktile import api, choice, decisions, templates
 from dasktile.cluster.target import Machine
 from dasktile.planning import Candidate
 from tests.agreement import EAGER
@@ -90,10 +90,11 @@ def test_a_plan_that_is_looked_up_is_that_of_planning_anew(config: dict[str, Any
                 with salted(salt):
                     values = outputs(grown(random.Random(seed)))
                     expressions.append([value.lazy for value in values])
-            decisions.forget()
+            templates.forget()
             with planning() as chosen:
                 dasktile.optimize(*expressions[0], keep_chunks=keep_chunks)
                 first = len(chosen)
+                templates._store.clear()
                 again = arrays(dasktile.optimize(*expressions[1], keep_chunks=keep_chunks))
                 looked_up += first
                 assert len(chosen) == first
@@ -266,6 +267,7 @@ def test_needed_blocks_decide() -> None:
 
 def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "MOST_DECISIONS", 2)
+    monkeypatch.setattr(templates, "MOST_TEMPLATES", 0)
     with machine(cluster()), planning() as chosen:
         for side in (250, 300, 400, 300):
             dasktile.optimize(*program(side))
@@ -326,7 +328,7 @@ def scaled(data: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> da.Arra
 def test_a_plan_that_is_looked_up_has_its_own_data(make: Callable[..., da.Array]) -> None:
     rng = np.random.default_rng(0)
     with machine(cluster()), dask.config.set(EAGER):
-        decisions.forget()
+        templates.forget()
         for turn in range(3):
             array = make(rng.normal(size=(120, 120)), rng.normal(size=(120, 120)))
             with planning() as chosen:

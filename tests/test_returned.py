@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import decisions, returned
+from dasktile import returned, templates
 from dasktile.explaining import NOT_SIMULATED
 from dasktile.report.explanation import Explanation
 from dasktile.returned import MOST_KEPT
@@ -94,7 +94,8 @@ def test_a_plan_that_was_not_simulated_is_simulated_by_explain(
     name = frozenset([y.name])
     plan = returned._store.get(name)
     assert plan is not None
-    returned._store.put(name, replace(plan, runs=(None, None)))
+    unknown = replace(plan, runs=(None, None))
+    returned._store.put(name, lambda: unknown, plan.weight)
     later = dasktile.explain(y)
     assert later.received_after == first.received_after
     assert later.run_tasks_after == first.run_tasks_after
@@ -124,11 +125,11 @@ def test_few_plans_are_kept_and_no_arrays(monkeypatch: pytest.MonkeyPatch) -> No
     plan = returned._store.get(frozenset([y.name]))
     assert plan is not None
     for number in range(MOST_KEPT):
-        returned._store.put(frozenset([f"array-{number}"]), plan)
+        returned._store.put(frozenset([f"array-{number}"]), lambda: plan, plan.weight)
     assert returned._store.get(frozenset([y.name])) is None
     assert not dasktile.explain(y).planned
     del x, y, data
-    decisions.forget()
+    templates.forget()
     gc.collect()
     assert there() is None, gc.get_referrers(there())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import choice, decisions
+from dasktile import choice, templates
 from tests.support import plan_for_workers
 
 
@@ -72,7 +72,7 @@ def test_the_bound_is_that_of_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None
     assert not explained.proven_optimal
     with monkeypatch.context() as patch:
         cut_otherwise(patch)
-        decisions.forget()
+        templates.forget()
         explained = dasktile.explain(table)
         assert explained.bytes_after == 0
         assert explained.proven_optimal
@@ -98,5 +98,5 @@ def test_memory_limits(monkeypatch: pytest.MonkeyPatch, limit: int, given: bool)
     assert cut[2] > 1
     with monkeypatch.context() as patch:
         cut_otherwise(patch)
-        decisions.forget()
+        templates.forget()
         assert dasktile.optimize(columns).numblocks == cut

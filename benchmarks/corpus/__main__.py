@@ -66,8 +66,8 @@ from benchmarks.corpus.inputs import KINDS, Source, source_of
 from benchmarks.corpus.values import agree, flattened
 from benchmarks.hosted import Hosted
 from benchmarks.placement import FLOOR, mean_ratio
-from dasktile.decisions import forget
 from dasktile.report.formatting import format_bytes
+from dasktile.templates import forget
 
 #: The engines.
 ENGINES = ("stock", "dasktile", "enabled")

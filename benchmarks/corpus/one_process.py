@@ -19,7 +19,7 @@ from benchmarks.corpus import SLOWER, SMALL, Workload
 from benchmarks.corpus.inputs import Source, source_of
 from benchmarks.corpus.values import agree, flattened
 from benchmarks.placement import mean_ratio
-from dasktile.decisions import forget
+from dasktile.templates import forget
 
 #: The engines.
 ENGINES = ("stock", "dasktile")

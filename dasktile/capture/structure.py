@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import marshal
+import math
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,18 +23,28 @@ from dask.blockwise import Blockwise, BlockwiseDep
 from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
-from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
+from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef, blockwise_token
+from dasktile.capture.constants import Constants
 from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.references import Key, heads_of, tasks_of
-from dasktile.capture.rules.sources import is_partial, store_of
+from dasktile.capture.rules.sources import has_value, is_partial, store_of
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
+
+#: Start of the keys that stand for arguments in the task of a Blockwise layer.
+_ARGUMENT = blockwise_token(0).rstrip("0")
 
 #: Bytes of the arrays of integers in a graph beyond which it has no structure: they may be
 #: positions, and to read more of them takes too long.
 MOST_BYTES = 2**25
 
 #: Tokens in names, which stand for what a name is made of.
-_TOKEN = re.compile(r"[0-9a-f]{32}")
+TOKEN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+#: Modules of arguments whose blocks differ only in what is read here.
+_BLOCKWISE_DEPS = {"dask.blockwise", "dask.layers"}
+
+#: Types of functions that do not consist of others.
+_PLAIN = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
@@ -56,8 +67,10 @@ class Names:
     heads: dict[Any, int] = field(default_factory=dict)
     #: What each name decides, in the order of the numbers.
     facts: list[Any] = field(default_factory=list)
+    #: What the tasks have beside the structure.
+    constants: Constants = field(default_factory=Constants)
     _tokens: dict[str, int] = field(default_factory=dict)
-    _functions: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    _functions: dict[int, tuple[Any, int, Any]] = field(default_factory=dict)
     _kinds: dict[type, tuple[str, str]] = field(default_factory=dict)
     _bytes: int = 0
     _rules: _Rules = field(default_factory=lambda: _Rules())
@@ -98,6 +111,7 @@ class Names:
         return value
 
     def _fraction(self, value: Any) -> Any:
+        self.constants.value(value)
         return "fraction"
 
     def _tuple(self, value: tuple[Any, ...]) -> Any:
@@ -125,10 +139,17 @@ class Names:
         return ("range", value.start, value.stop, value.step)
 
     def _ref(self, value: Any) -> Any:
-        return ("ref", self.key(value.key))
+        return ("ref", self._read(value.key))
 
     def _alias(self, value: Any) -> Any:
-        return ("ref", self.key(value.target))
+        return ("ref", self._read(value.target))
+
+    def _read(self, key: Key) -> Any:
+        """A key that a task reads."""
+        number = self.heads.get(key[0]) if type(key) is tuple and key else self.heads.get(key)
+        if number is None:
+            self.constants.cannot("a task reads what is not in the graph")
+        return self.key(key)
 
     def _data(self, value: Any) -> Any:
         return ("data", self.literal(value.value))
@@ -143,6 +164,7 @@ class Names:
         )
 
     def _future(self, value: Any) -> Any:
+        self.constants.cannot("a future among the arguments of a task")
         return ("ref", self.key(value.key))
 
     def _unknown(self, value: Any) -> Any:
@@ -155,9 +177,13 @@ class Names:
         """What decides of a function: its module and name, and what it was called with."""
         known = self._functions.get(id(function))
         if known is None:
+            own = self._function(function)
+            if type(function) in _PLAIN:
+                self.constants.function(function)
             # the function is kept, so that no other one gets its id
-            known = self._functions[id(function)] = (function, self._function(function))
-        return known[1]
+            known = self._functions[id(function)] = (own, len(self._functions), function)
+        self.constants.value(known[1])
+        return known[0]
 
     def _function(self, function: Any) -> Any:
         if is_partial(function):
@@ -187,9 +213,11 @@ class Names:
         """What a name decides: the placement, and the operation, by which Dask orders tasks."""
         split = key_split(head)
         if not isinstance(head, str):
+            self.constants.value(repr(head))
             return (split, type(head).__name__)
+        self.constants.value(TOKEN.sub("", head))
         operation, mark, _ = head.partition(MARK)
-        written = (_TOKEN.sub("", operation), is_written(head)) if mark else ()
+        written = (TOKEN.sub("", operation), is_written(head)) if mark else ()
         whole = head.partition(PART)[0]
         return (
             split,
@@ -226,17 +254,29 @@ class Names:
     def _text(self, text: str) -> Any:
         if text in self.heads:
             return ("ref", self.heads[text])
-        return _TOKEN.sub("", text) if len(text) >= 32 else text
+        if len(text) < 32:
+            return text
+        short = TOKEN.sub("", text)
+        if short != text:
+            self.constants.text(text)
+        return short
 
     def _mapping(self, value: Mapping[Any, Any]) -> Any:
         # the tasks of a fused one, by their keys
         is_graph = any(isinstance(item, (GraphNode, TaskRef)) for item in value.values())
         name: Callable[[Any], Any] = self.key if is_graph else self.literal
+        for key in value if is_graph else ():
+            self.key(key)
         return ("dict", *((name(key), self.literal(item)) for key, item in value.items()))
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
         described = ("array", array.dtype.str, array.shape)
-        if array.dtype.kind not in "iub" or array.dtype.hasobject:
+        are_integers = array.dtype.kind in "iub"
+        if are_integers and type(array) is np.ndarray:
+            self.constants.array_of_structure(array)
+        else:
+            self.constants.array(array)
+        if not are_integers:
             return described
         self._bytes += array.nbytes
         if self._bytes > MOST_BYTES:
@@ -247,15 +287,28 @@ class Names:
         if isinstance(value, np.dtype):
             return ("dtype", value.str)
         exact = isinstance(value, (np.integer, np.bool_))
+        if not exact:
+            self.constants.array(np.asarray(value))
         return (value.dtype.str, int(value) if exact else "")
+
+    def data_block(self, block: Any) -> None:
+        """Note a block of data: its elements are constants, unless it is a future."""
+        value = block.value if isinstance(block, DataNode) else block
+        if isinstance(value, np.ndarray):
+            self.constants.array(value)
+        elif self._rules[type(value)] is not Names._future:
+            self.constants.object(value)
 
     def _blockwise_dep(self, dep: BlockwiseDep) -> Any:
         kind = type(dep).__name__
         values = getattr(dep, "values", getattr(dep, "mapping", None))
+        if type(dep).__module__ not in _BLOCKWISE_DEPS:
+            self.constants.object(dep)
         return (kind, repr(getattr(dep, "chunks", ())), dep.numblocks, self.literal(values))
 
     def _object(self, value: Any) -> Any:
         """An object of an unknown type: an array-like, maybe in a store."""
+        self.constants.object(value)
         shape = getattr(value, "shape", None)
         if shape is None:
             return self._name_of(type(value))
@@ -317,6 +370,66 @@ def _plain(sizes: Any) -> Any:
     return tuple(map(_plain, sizes)) if isinstance(sizes, (tuple, list)) else str(sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """A graph that was read.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    names
+        Numbers in place of its names, and its constants.
+    digest
+        Its structure.
+    """
+
+    graph: HighLevelGraph
+    names: Names
+    digest: bytes
+
+
+def structured(graph: HighLevelGraph, data: Collection[str]) -> Structured | None:
+    """The structure of a graph; None if it has parts of an unknown kind.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    data
+        Names of layers whose arrays are data.
+    """
+    names = Names(data)
+    try:
+        return Structured(graph, names, structure(graph, names))
+    except (NoStructureError, ValueError):
+        return None
+
+
+def layers_of_data(graph: HighLevelGraph) -> frozenset[str]:
+    """Names of the layers that have the blocks of an array in memory: futures, or arrays.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    """
+    return frozenset(
+        name
+        for name, layer in graph.layers.items()
+        if not isinstance(layer, Blockwise)
+        and not graph.dependencies.get(name)
+        and _is_array(layer)
+        and all(map(has_value, layer.values()))
+    )
+
+
+def _is_array(layer: Layer) -> bool:
+    """Whether a layer has the blocks of an array, and nothing else."""
+    chunks = (layer.collection_annotations or {}).get("chunks")
+    return chunks is not None and len(layer) == math.prod(map(len, chunks))
+
+
 def structure(graph: HighLevelGraph, names: Names) -> bytes:
     """The structure of a graph, as a digest.
 
@@ -371,12 +484,19 @@ def _layer(name: str, layer: Layer, names: Names) -> Any:
     if isinstance(layer, Blockwise):
         return (kind, _blockwise(layer, names))
     if name in names.data:
+        for block in layer.values():
+            names.data_block(block)
         return (kind, "data", [names.key(key) for key in layer])
     overlap = overlap_of(name, layer)
     if overlap is not None:
         return (kind, names.number(overlap.array), overlap.edges, overlap.depths)
     tasks = tasks_of(layer)
     return (kind, list(map(names.key, tasks)), names.literals(tasks.values()))
+
+
+def _is_argument(key: Key) -> bool:
+    """Whether a key stands for an argument of the task of a Blockwise layer."""
+    return isinstance(key, str) and key.startswith(_ARGUMENT)
 
 
 def _blockwise(layer: Blockwise, names: Names) -> Any:
@@ -387,6 +507,8 @@ def _blockwise(layer: Blockwise, names: Names) -> Any:
         return names.literal(part)
 
     blocks = layer.output_blocks
+    for argument_key in sorted(filter(_is_argument, layer.task.dependencies)):
+        names.number(argument_key)
     return (
         names.number(layer.output),
         layer.output_indices,

@@ -42,11 +42,17 @@ def located(captured: Captured, machine: Machine) -> Captured:
     if not machine.placed:
         resident = [node for node in captured.program.nodes if node.resident and node.size]
         return replace(captured, computing=_computing(resident, machine, places))
-    position = {
+    position = _positions(machine)
+    return _near_data(_with_homes(captured, machine, position, places), machine, position, places)
+
+
+def _positions(machine: Machine) -> dict[str, int]:
+    """The mesh position of every worker, by its address."""
+    places = min(machine.workers, MAX_WORKERS)
+    return {
         address: number * places // len(machine.order)
         for number, address in enumerate(machine.order)
     }
-    return _near_data(_with_homes(captured, machine, position, places), machine, position, places)
 
 
 def _with_homes(
@@ -82,6 +88,35 @@ def _computing(arrays: Sequence[Node], machine: Machine, places: int) -> int:
         round(node.nbytes * len(left.intersection(keys)) / len(keys))
         for node in unplanned
         if (keys := blocks[node.name])
+    )
+
+
+def positions_of_data(
+    layers: Mapping[str, Mapping[Any, Any]], machine: Machine
+) -> tuple[Any, ...] | None:
+    """The mesh positions of all persisted blocks; None if some will be on unknown workers.
+
+    Parameters
+    ----------
+    layers
+        The blocks of arrays in memory, by the name of the array and by key.
+    machine
+        The workers.
+    """
+    if not machine.placed or machine.who_has is None or not layers:
+        return ()
+    places = min(machine.workers, MAX_WORKERS)
+    if machine.unfinished is not None:
+        unplanned = [
+            key for name, keys in layers.items() if _planned(name, places) is None for key in keys
+        ]
+        if unplanned and machine.unfinished(unplanned):
+            return None
+    blocks = {key: block for layer in layers.values() for key, block in layer.items()}
+    holders, position = machine.who_has(blocks), _positions(machine)
+    return tuple(
+        tuple(sorted(position[where] for where in holders.get(key, ()) if where in position))
+        for key in blocks
     )
 
 

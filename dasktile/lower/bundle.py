@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from dask.tokenize import tokenize
 
 from dasktile._compat.dask import FUSE, Alias, Task, TaskRef, missing
 from dasktile.capture.references import head_of
@@ -32,7 +31,7 @@ from dasktile.lower.anchored import Anchored, anchor_tasks
 from dasktile.lower.bundle_tasks import Path, keys_in, pick, run_bundle
 from dasktile.lower.gathered import Part
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
+from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name, token_of, without_names
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.run_order import live_bytes
 from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs
@@ -325,7 +324,7 @@ class _Written:
         #: The rank of every run, and of every task in no run, in the order in which they run.
         self.run_rank, self.rank = self._ranks()
         ranks = self.run_rank, sorted(self.rank.items())
-        self.token = tokenize(tasks.identity, repr((runs, ranks)))
+        self.token = token_of(tasks.identity + without_names(runs, ranks))
         mesh = tasks.limits.mesh
         #: Bytes that workers receive beside those that names of layers predict.
         self.unplanned = tasks.unplanned

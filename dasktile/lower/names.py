@@ -7,7 +7,10 @@ input graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import blake2b
 
 from dask.tokenize import tokenize
 
@@ -31,13 +34,51 @@ CARRY, END = "carry", "end"
 BUNDLES = "bundles"
 
 
+#: What a token was made of: a text, or texts that are sorted.
+Origin = str | tuple[str, ...]
+
+_origins: ContextVar[dict[str, Origin] | None] = ContextVar("origins", default=None)
+
+
+@contextmanager
+def noted_origins() -> Iterator[dict[str, Origin]]:
+    """Yield a dict to which the tokens that are made in this context are added."""
+    origins: dict[str, Origin] = {}
+    token = _origins.set(origins)
+    try:
+        yield origins
+    finally:
+        _origins.reset(token)
+
+
+def token_of(origin: Origin) -> str:
+    """The token of what determines some tasks.
+
+    Parameters
+    ----------
+    origin
+        A text, or texts whose order does not matter.
+    """
+    token = tokenize(origin if isinstance(origin, str) else sorted(origin))
+    origins = _origins.get()
+    if origins is not None:
+        origins[token] = origin
+    return token
+
+
+def without_names(*content: object) -> str:
+    """A short text for a part of what determines some tasks, in which there are no names."""
+    # not to be taken for a token
+    return blake2b(repr(content).encode(), digest_size=16).hexdigest().upper()
+
+
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:
     """The name of a layer for operation `op`, whose tasks `content` determines.
 
     `content` consists of names, numbers and tuples of them.  The name has the placement of
     the tasks, if there is one (see :mod:`dasktile.schedule.placement`).
     """
-    return f"{op}{MARK}{_code(placement)}{tokenize(repr(content))}"
+    return f"{op}{MARK}{_code(placement)}{token_of(repr(content))}"
 
 
 def is_of_bundles(name: object) -> bool:
@@ -49,7 +90,7 @@ def step_layer_name(name: str, step: str, placement: Placement | None = None) ->
     """The name of a layer that is an intermediate step of layer `name`."""
     op, mark, token = name.rpartition(MARK)
     if not mark:
-        return f"{name}-{step}{MARK}{_code(placement)}{tokenize(name)}"
+        return f"{name}-{step}{MARK}{_code(placement)}{token_of(name)}"
     if decode(name) is not None:
         token = token.partition("-")[2]
     return f"{op}-{step}{MARK}{_code(placement)}{token}"
@@ -64,7 +105,7 @@ def part_layer_name(name: str, keys: Iterable[object]) -> str:
 
     Where graphs are merged, layers of the same name must have the same keys.
     """
-    return f"{name}{PART}{tokenize(sorted(map(str, keys)))}"
+    return f"{name}{PART}{token_of(tuple(map(str, keys)))}"
 
 
 def whole_layer_name(name: str) -> str:
@@ -79,4 +120,4 @@ def slices_layer_name(name: str) -> str:
     Distributed has a rule for the prefix of this name: it assumes that such tasks take no
     time, so a whole tile is never sent to another worker only to be sliced there.
     """
-    return f"{SLICE_PREFIX}{tokenize(name)}"
+    return f"{SLICE_PREFIX}{token_of(name)}"

@@ -32,7 +32,7 @@ from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.bundle_tasks import keys_in
-from dasktile.lower.names import whole_layer_name
+from dasktile.lower.names import whole_layer_name, without_names
 from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.lower.places import places_of
 from dasktile.lower.run_order import Edges
@@ -263,7 +263,8 @@ class GraphTasks:
             (names[head], key[1:] if type(key) is tuple else None)
             for head, key in zip(self.heads, self.keys, strict=True)
         ]
-        return repr((sorted(self.wanted), list(names), blocks, self.homes))
+        wanted = sorted(names[name] for name in self.wanted if name in names)
+        return repr((list(names), without_names(wanted, blocks, self.homes)))
 
     @cached_property
     def kept(self) -> set[int]:

@@ -14,8 +14,8 @@ import dasktile
 from dasktile import api, choice, planning
 from dasktile.capture import culling
 from dasktile.cluster.target import Machine
-from dasktile.decisions import forget
 from dasktile.lower.count import count_tasks
+from dasktile.templates import forget
 
 #: Four workers, where plans are compared by predicted runs.
 PLACED = Machine(4, order=tuple("0123"), who_has=lambda blocks: {})

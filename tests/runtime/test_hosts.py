@@ -16,7 +16,7 @@ from distributed.comm import get_address_host
 from distributed.utils_test import gen_cluster
 
 import dasktile
-from dasktile import api, choice, decisions, planning
+from dasktile import api, choice, planning, templates
 from dasktile._compat.dask import DataNode
 from dasktile.cluster.calibration import _by_host, _far_apart, _neighbours
 from dasktile.cluster.target import Machine
@@ -72,7 +72,7 @@ def test_the_order_of_the_axes_saves_bytes_between_hosts(
 ) -> None:
     target = machine(hosts, workers)
     plan = explained(build(), target)
-    decisions.forget()
+    templates.forget()
     monkeypatch.setattr(choice, "along_hosts", lambda request, plan: plan)
     usual = explained(build(), target)
     assert plan.bytes_after == usual.bytes_after

@@ -15,9 +15,9 @@ import pytest
 import dasktile
 from dasktile import choice
 from dasktile.capture.highlevel import capture
-from dasktile.decisions import forget
 from dasktile.ir import Sharding, workers_of_positions
 from dasktile.schedule.placement import Placement, decode
+from dasktile.templates import forget
 from dasktile.tiling import planner, tile
 from dasktile.tiling.mesh_of_blocks import meshes_of_blocks
 from tests.support import plan_for_workers

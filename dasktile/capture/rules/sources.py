@@ -150,10 +150,10 @@ def in_memory(view: GraphView, name: str) -> Operation | None:
     layer, info = view.layers[name], view.array(name)
     if isinstance(layer, Blockwise) or info is None or view.graph.dependencies.get(name):
         return None
-    if len(layer) != math.prod(info.numblocks) or not _has_value(next(iter(layer.values()))):
+    if len(layer) != math.prod(info.numblocks) or not has_value(next(iter(layer.values()))):
         return None
     blocks = {key: _value(block) for key, block in layer.items()}
-    if not all(map(_has_value, layer.values())):
+    if not all(map(has_value, layer.values())):
         return None
     whole = _whole(blocks, info)
     if whole is not None:
@@ -349,19 +349,32 @@ def _are_unions(chunks: Chunks, stored: Chunks) -> bool:
     )
 
 
-def _has_value(block: Any) -> bool:
-    """True for a block that is an array or a future, not a task."""
+def has_value(block: Any) -> bool:
+    """True for a block that is an array or a future, not a task.
+
+    Parameters
+    ----------
+    block
+        What a layer has for a key.
+    """
     block = _value(block)
     if isinstance(block, (GraphNode, tuple, list, str)):
         return False
-    return hasattr(block, "__array__") or _is_future(block)
+    return hasattr(block, "__array__") or is_future(block)
 
 
 def _value(block: Any) -> Any:
     return block.value if isinstance(block, DataNode) else block
 
 
-def _is_future(block: Any) -> bool:
+def is_future(block: Any) -> bool:
+    """Whether a block is a result on a worker.
+
+    Parameters
+    ----------
+    block
+        As for `has_value`.
+    """
     kind = type(block)
     return kind.__name__ == "Future" and kind.__module__.startswith("distributed")
 

@@ -86,7 +86,7 @@ def _common_layer(
     }
     subs = {key: with_head(key, heads[head_of(key)]) for key in tasks}
     mapping = _renamed_tasks(view, tasks, subs, reads)
-    common = new_layer_name(COMMON, content, sorted(map(str, subs.values())))
+    common = new_layer_name(COMMON, content, *map(str, subs.values()))
     layer = MaterializedLayer(mapping, annotations=view.layers[name].annotations)
     return common, layer, heads[name]
 

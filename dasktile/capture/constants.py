@@ -1,0 +1,242 @@
+"""Constants of a graph: what its tasks have beside the structure, compared by value.
+
+Graphs of the same structure and the same constants compute the same, but for the keys, and for
+futures and states of random numbers, which no plan looks into.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from dask.tokenize import TokenizationError, tokenize
+
+from dasktile.capture.user_kernels import lookup
+
+#: Bytes of arrays in a graph beyond which its constants are not compared: to read them takes longer
+#: than a plan may.
+MOST_BYTES = 2**25
+
+#: States of random numbers.
+STATES = (
+    np.random.BitGenerator,
+    np.random.SeedSequence,
+    np.random.Generator,
+    np.random.RandomState,
+)
+
+#: Packages whose functions do not change, wherever they are installed.
+_FIXED = {"builtins", "dask", "dasktile", "distributed", "numpy"}
+
+
+class UnknownConstantError(Exception):
+    """A constant cannot be compared by value."""
+
+
+class Constants:
+    """The constants of a graph, in the order in which they are met.
+
+    Attributes
+    ----------
+    objects
+        Arrays, functions and other objects, each once.
+    texts
+        The texts that contain a token.
+    unknown
+        Why the constants cannot be compared; empty if they can.
+    """
+
+    def __init__(self) -> None:
+        #: They are kept, so that no other object gets the id of one of them.
+        self.objects: list[Any] = []
+        self.texts: list[str] = []
+        self.unknown = ""
+        self._met: list[Any] = []
+        #: Numbers of the objects, by their ids.
+        self._numbers: dict[int, int] = {}
+        self._bytes = 0
+
+    def value(self, value: Any) -> None:
+        """Add a number, or a text without tokens."""
+        self._met.append(value)
+
+    def text(self, text: str) -> None:
+        """Add a text with a token."""
+        self.texts.append(text)
+        self._met.append(text)
+
+    def digest(self) -> bytes | None:
+        """A digest of all constants; None if they cannot be compared."""
+        if self.unknown:
+            return None
+        return blake2b(marshal.dumps(self._met, 2), digest_size=32).digest()
+
+    def cannot(self, reason: str) -> None:
+        """Note that the constants cannot be compared."""
+        self.unknown = self.unknown or reason
+
+    def array(self, array: np.ndarray[Any, Any]) -> None:
+        """Add the elements of an array."""
+        self._add(array, self._array)
+
+    def array_of_structure(self, array: np.ndarray[Any, Any]) -> None:
+        """Add an array whose elements are part of the structure."""
+        self._add(array, lambda own: "array")
+
+    def function(self, function: Callable[..., Any]) -> None:
+        """Add what a function is made of."""
+        self._add(function, lambda own: _of_function(own, set()))
+
+    def object(self, value: Any) -> None:
+        """Add an object of any type."""
+        is_state = isinstance(value, STATES)
+        self._add(value, _of_state if is_state else _of_object)
+
+    def _add(self, value: Any, describe: Callable[[Any], Any]) -> None:
+        if self.unknown:
+            return
+        known = self._numbers.get(id(value))
+        if known is not None:
+            self._met.append(known)
+            return
+        self._numbers[id(value)] = len(self.objects)
+        self.objects.append(value)
+        try:
+            self._met.append(describe(value))
+        except UnknownConstantError as error:
+            self.cannot(str(error))
+
+    def _array(self, array: np.ndarray[Any, Any]) -> Any:
+        self._bytes += array.nbytes
+        if self._bytes > MOST_BYTES:
+            raise UnknownConstantError("large arrays are not compared")
+        return _of_array(array)
+
+
+def _of_state(state: Any) -> Any:
+    return ("state", type(state).__name__)
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.hasobject or type(array) is not np.ndarray:
+        return _of_object(array)
+    return blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).digest()
+
+
+def _of_object(value: Any) -> Any:
+    try:
+        return tokenize(value, ensure_deterministic=True)
+    except (TokenizationError, RuntimeError, TypeError, ValueError) as error:
+        raise UnknownConstantError(f"a constant of type {type(value).__name__}") from error
+
+
+def is_installed(function: Any) -> bool:
+    """Whether a function or a class is one of a package or of Python, under its own name.
+
+    Parameters
+    ----------
+    function
+        The function.
+    """
+    if isinstance(function, np.ufunc):
+        return getattr(np, function.__name__, None) is function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or name is None or not _is_fixed(module):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+@lru_cache(maxsize=1024)
+def _is_fixed(module: str) -> bool:
+    """Whether a module is one of Python or of an installed package, which do not change."""
+    top = module.partition(".")[0]
+    if top in _FIXED or top in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    return file is not None and any(file.startswith(folder) for folder in folders)
+
+
+def _of_function(function: Any, above: set[int]) -> Any:
+    """What decides of a function: its name, or its code and all that this refers to.
+
+    Parameters
+    ----------
+    function
+        The function.
+    above
+        Ids of the functions that refer to it.
+    """
+    declared = lookup(function)
+    use = "" if declared is None else repr(declared)
+    if is_installed(function):
+        return ("installed", _text(function, "__module__"), _text(function, "__qualname__"), use)
+    if isinstance(function, types.MethodType):
+        own = function.__self__
+        return ("method", _of_function(function.__func__, above), _of_value(own, above), use)
+    if not isinstance(function, types.FunctionType):
+        return ("object", _of_object(function), use)
+    if id(function) in above:
+        return ("itself", function.__qualname__)
+    above = {*above, id(function)}
+    seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
+    if not _is_fixed(function.__module__ or ""):
+        seen += _globals(function)
+    own = [_of_value(value, above) for value in seen]
+    return ("code", function.__module__, marshal.dumps(function.__code__, 2), own, use)
+
+
+def _text(function: Any, attribute: str) -> str:
+    return str(getattr(function, attribute, getattr(function, "__name__", "")))
+
+
+def _cells(function: types.FunctionType) -> Iterator[Any]:
+    """What a function sees of the functions around it."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not set yet
+            yield None
+
+
+def _globals(function: types.FunctionType) -> Iterator[Any]:
+    """What a function may see of its module, in the order of its code."""
+    names: dict[str, None] = {}
+    stack = [function.__code__]
+    while stack:
+        code = stack.pop()
+        names.update(dict.fromkeys(code.co_names))
+        stack += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return (function.__globals__[name] for name in names if name in function.__globals__)
+
+
+def _of_value(value: Any, above: set[int]) -> Any:
+    """What decides of a value that a function sees."""
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return (type(value).__name__, value)
+    if type(value) in (tuple, list):
+        return (type(value).__name__, [_of_value(item, above) for item in value])
+    if type(value) is dict:
+        pairs = [(_of_value(key, above), _of_value(item, above)) for key, item in value.items()]
+        return ("dict", pairs)
+    if isinstance(value, types.ModuleType):
+        if not _is_fixed(value.__name__):
+            raise UnknownConstantError(f"the module {value.__name__}, which may change")
+        return ("module", value.__name__)
+    if isinstance(value, np.ndarray):
+        if value.nbytes > MOST_BYTES:
+            raise UnknownConstantError("large arrays are not compared")
+        return ("array", value.dtype.str, value.shape, _of_array(value))
+    if isinstance(value, (types.FunctionType, types.MethodType)) or is_installed(value):
+        return _of_function(value, above)
+    return ("object", _of_object(value))

@@ -1,0 +1,363 @@
+"""Values with gaps: a graph, or a plan, in which names are left open.
+
+A value is pickled once.  In place of each name, and of every object of the input's graph (arrays,
+functions, futures, states of random numbers), is a gap, which is filled from another graph of the
+same structure and constants.  So neither data nor functions of the user are kept.
+
+Names of layers have tokens (:mod:`dasktile.lower.names`).  Those of the input's graph are taken
+from the other graph.  Others are made again of what they were made of, with the new names in it, so
+that names are those that writing the graph anew would give.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.highlevelgraph import Layer
+
+from dasktile._compat.dask import Task
+from dasktile.capture.constants import STATES, is_installed
+from dasktile.capture.rules.sources import is_future
+from dasktile.capture.structure import TOKEN
+from dasktile.lower.anchored import Anchored
+from dasktile.lower.names import Origin, token_of
+from dasktile.schedule.placement import token as short_token
+
+#: Tokens in texts, and the short ones that placements have.
+_TOKENS = re.compile(rf"({TOKEN.pattern}|(?<![0-9a-f])[0-9a-f]{{10}}(?![0-9a-f]))")
+
+#: Types that are pickled by value.
+_PLAIN = {
+    *(int, float, complex, bool, bytes, type(None), type(...)),
+    *(tuple, list, dict, set, frozenset, slice, range),
+}
+
+#: Types of which no value changes, or has a name.
+_FIXED = (np.generic, np.dtype, Enum)
+
+#: Bytes of arrays that are kept at most.
+MOST_BYTES = 2**24
+
+
+class NoGapsError(Exception):
+    """Names cannot be left open in a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a graph has in place of gaps.
+
+    Parameters
+    ----------
+    heads
+        The first items of its keys, by number.
+    layers
+        The layers of data, by name, which are handed on as they are.
+    objects
+        Its objects, by number.
+    texts
+        Texts that have tokens, but are no names.
+    """
+
+    heads: tuple[Any, ...]
+    layers: Mapping[str, Layer]
+    objects: tuple[Any, ...]
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gapped:
+    """A value with gaps.
+
+    Parameters
+    ----------
+    pickled
+        The value.
+    gaps
+        For every gap, a function that returns what fills it.
+    tokens
+        Tokens of the heads, and of what other tokens are made.
+    nbytes
+        Bytes of all this, about.
+    """
+
+    pickled: bytes
+    gaps: Sequence[Callable[[_Filling], Any]]
+    tokens: _Tokens
+    nbytes: int
+
+    def filled(self, source: Source) -> Any:
+        """The value with the names of another graph.
+
+        Parameters
+        ----------
+        source
+            The graph, which has the same structure as the one before.
+
+        Raises
+        ------
+        NoGapsError
+            If its names differ in other ways than those before.
+        """
+        filling = _Filling(source, self.tokens)
+        return _Reader(self.pickled, [gap(filling) for gap in self.gaps]).load()
+
+
+#: The parts of a text: tokens in all odd places.
+_Pieces = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The tokens of a value.
+
+    Parameters
+    ----------
+    heads
+        The heads of the graph that it was made of.
+    made
+        By token, the parts of what it was made of.
+    """
+
+    heads: tuple[Any, ...]
+    made: Mapping[str, _Pieces | tuple[_Pieces, ...]]
+
+
+class _Filling:
+    """What fills the gaps of a value."""
+
+    def __init__(self, source: Source, tokens: _Tokens) -> None:
+        self.source = source
+        self._made = tokens.made
+        self._new: dict[str, str] = {}
+        if len(source.heads) != len(tokens.heads):
+            raise NoGapsError("the graph has another number of names")
+        for old, new in zip(tokens.heads, source.heads, strict=True):
+            if isinstance(old, str) and isinstance(new, str):
+                self._pair(old, new)
+            elif old != new:
+                raise NoGapsError(f"the name {new!r} differs from {old!r}")
+        for token in self._new.keys() & self._made.keys():
+            if self._remade(token) != self._new[token]:
+                raise NoGapsError("a layer of the graph has the name of one that is written")
+
+    def _pair(self, old: str, new: str) -> None:
+        """Note that a name has taken the place of another one."""
+        before, after = TOKEN.findall(old), TOKEN.findall(new)
+        if TOKEN.sub("", old) != TOKEN.sub("", new) or len(before) != len(after):
+            raise NoGapsError(f"the name {new!r} differs from {old!r}")
+        pairs = [*zip(before, after, strict=True), (short_token(old), short_token(new))]
+        for token, other in pairs:
+            if self._new.setdefault(token, other) != other:
+                raise NoGapsError(f"a token of the name {old!r} stands for several")
+
+    def token(self, token: str) -> str:
+        """The token in place of another one."""
+        new = self._new.get(token)
+        if new is None:
+            new = self._new[token] = self._remade(token) if token in self._made else token
+        return new
+
+    def _remade(self, token: str) -> str:
+        made = self._made[token]
+        if made and isinstance(made[0], tuple):
+            return token_of(tuple(self.text(pieces) for pieces in made))
+        return token_of(self.text(made))
+
+    def text(self, pieces: Any) -> str:
+        """A text with other tokens."""
+        return "".join([self.token(piece) if at % 2 else piece for at, piece in enumerate(pieces)])
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, pickled: bytes, values: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._values = values
+
+    def persistent_load(self, number: int) -> Any:
+        return self._values[number]
+
+
+def with_gaps(value: Any, source: Source, origins: Mapping[str, Origin]) -> Gapped:
+    """A value in which names, and what is handed on, are left open.
+
+    Parameters
+    ----------
+    value
+        The value.
+    source
+        The graph that it was made of.
+    origins
+        What the tokens were made of that are in no name of that graph.
+
+    Raises
+    ------
+    NoGapsError
+        If a part of the value may have a name that cannot be left open.
+    """
+    buffer = io.BytesIO()
+    writer = _Writer(buffer, source, origins)
+    try:
+        writer.dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise NoGapsError(str(error)) from error
+    pickled = buffer.getvalue()
+    tokens = _Tokens(source.heads, writer.made())
+    return Gapped(pickled, writer.gaps, tokens, len(pickled) + writer.nbytes)
+
+
+class _Writer(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, source: Source, origins: Mapping[str, Origin]) -> None:
+        super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
+        self._origins = origins
+        heads = [head for head in source.heads if isinstance(head, str)]
+        self._of_heads = {token for head in heads for token in TOKEN.findall(head)}
+        self._short = set(map(short_token, heads))
+        self._literal = {token for text in source.texts for token in TOKEN.findall(text)}
+        if self._literal & self._of_heads:
+            raise NoGapsError("a text has a token of a name")
+        self._layer = {id(layer): name for name, layer in source.layers.items()}
+        self._block = {
+            id(block): (name, key)
+            for name, layer in source.layers.items()
+            for key, block in layer.items()
+        }
+        self._object = {id(value): number for number, value in enumerate(source.objects)}
+        #: Numbers of gaps, by text, and by the identity of other values.
+        self._texts: dict[str, int | None] = {}
+        self._numbers: dict[int, int] = {}
+        #: Tokens that are made again.
+        self._used: set[str] = set()
+        self.gaps: list[Callable[[_Filling], Any]] = []
+        self.nbytes = 0
+
+    def persistent_id(self, value: Any) -> int | None:
+        kind = type(value)
+        if kind in _PLAIN:
+            return None
+        if kind is str:
+            if value not in self._texts:
+                self._texts[value] = self._text(value)
+            return self._texts[value]
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return number
+        if id(value) in self._block:
+            name, key = self._block[id(value)]
+            gap = partial(_block_of, self._pieces(name), key[1:] if type(key) is tuple else None)
+        elif id(value) in self._layer:
+            gap = partial(_layer_of, self._pieces(self._layer[id(value)]))
+        elif id(value) in self._object:
+            gap = partial(_object_of, self._object[id(value)])
+        elif self._is_kept(value):
+            gap = partial(_kept, self._private(value))
+        else:
+            return None
+        number = self._numbers[id(value)] = len(self.gaps)
+        self.gaps.append(gap)
+        return number
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) in (Task, Anchored):
+            own = type(value), value.key, value.func, value.data_producer, value.kwargs
+            return _task, (*own, *value.args)
+        return NotImplemented
+
+    def _is_kept(self, value: Any) -> bool:
+        """Whether a value has no names, so that it is not pickled."""
+        if isinstance(value, STATES) or is_future(value):
+            raise NoGapsError(f"a value of type {type(value).__name__} that the graph lacks")
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return True
+        return isinstance(value, _FIXED) or is_installed(value)
+
+    def _private(self, value: Any) -> Any:
+        """A value that nobody changes."""
+        if type(value) is not np.ndarray:
+            return value
+        self.nbytes += value.nbytes
+        if self.nbytes > MOST_BYTES:
+            raise NoGapsError("large arrays are not kept")
+        return value.copy()
+
+    def _text(self, text: str) -> int | None:
+        """The number of the gap of a text; None if it has no name."""
+        pieces = self._pieces(text)
+        if len(pieces) == 1:
+            return None
+        self.gaps.append(partial(_text_of, pieces))
+        self.nbytes += len(text)
+        return len(self.gaps) - 1
+
+    def _pieces(self, text: str) -> _Pieces:
+        """The parts of a text, tokens that change in all odd places."""
+        pieces = [""]
+        for at, piece in enumerate(_TOKENS.split(text)):
+            if at % 2 and self._changes(piece):
+                pieces += [piece, ""]
+            else:
+                pieces[-1] += piece
+        return tuple(pieces)
+
+    def _changes(self, token: str) -> bool:
+        if token in self._of_heads:
+            return True
+        if token in self._origins:
+            self._used.add(token)
+            return True
+        if len(token) > 10 and token not in self._literal:
+            raise NoGapsError(f"it is unknown what the token {token} was made of")
+        return len(token) == 10 and token in self._short
+
+    def made(self) -> dict[str, Any]:
+        """By token, the parts of what it was made of."""
+        made: dict[str, Any] = {}
+        while left := self._used - made.keys():
+            for token in left:
+                origin = self._origins[token]
+                if isinstance(origin, str):
+                    made[token] = self._pieces(origin)
+                    self.nbytes += len(origin)
+                else:
+                    made[token] = tuple(map(self._pieces, origin))
+                    self.nbytes += sum(map(len, origin))
+        return made
+
+
+def _task(
+    kind: type[Task], key: Any, function: Any, is_producer: bool, options: Any, *args: Any
+) -> Task:
+    """A task of its parts."""
+    return kind(key, function, *args, _data_producer=is_producer, **options)
+
+
+# What fills a gap
+
+
+def _text_of(pieces: _Pieces, filling: _Filling) -> str:
+    return filling.text(pieces)
+
+
+def _layer_of(pieces: _Pieces, filling: _Filling) -> Layer:
+    return filling.source.layers[filling.text(pieces)]
+
+
+def _block_of(pieces: _Pieces, index: tuple[Any, ...] | None, filling: _Filling) -> Any:
+    name = filling.text(pieces)
+    return filling.source.layers[name][name if index is None else (name, *index)]
+
+
+def _object_of(number: int, filling: _Filling) -> Any:
+    return filling.source.objects[number]
+
+
+def _kept(value: Any, filling: _Filling) -> Any:
+    return value

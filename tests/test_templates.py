@@ -1,0 +1,281 @@
+"""A graph that was written is written again with the keys and the data of another request."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.highlevelgraph import HighLevelGraph
+
+import dasktile
+from dasktile import pipeline, templates
+from tests.agreement import EAGER
+from tests.expressions import grown, outputs
+from tests.graphs_alike import graph_difference
+from tests.test_decisions import arrays, cluster, machine, salted
+
+
+@contextmanager
+def written() -> Iterator[list[Any]]:
+    """The graphs that are written anew."""
+    graphs: list[Any] = []
+    write = pipeline._written
+
+    def spy(*args: Any) -> Any:
+        graphs.append(write(*args))
+        return graphs[-1]
+
+    with mock.patch.object(pipeline, "_written", spy):
+        yield graphs
+
+
+def graph_of(collections: Any) -> HighLevelGraph:
+    return HighLevelGraph.merge(*(array.__dask_graph__() for array in arrays(collections)))
+
+
+def differs(one: Any, other: Any) -> str:
+    """Where the graphs and the arrays of two results differ."""
+    for first, second in zip(arrays(one), arrays(other), strict=True):
+        if (first.name, first.chunks, first.dtype) != (second.name, second.chunks, second.dtype):
+            return f"{first} and {second}"
+    return graph_difference(graph_of(one), graph_of(other))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("config", [{}, EAGER])
+def test_a_template_makes_the_graph_that_is_written_anew(config: dict[str, Any]) -> None:
+    filled = 0
+    with machine(cluster()), dask.config.set(config):
+        for seed in range(25):
+            keep_chunks = seed % 3 == 0
+            expressions = []
+            for salt in "ab":
+                with salted(salt):
+                    values = outputs(grown(random.Random(seed)))
+                    expressions.append([value.lazy for value in values])
+            templates.forget()
+            with written() as graphs:
+                dasktile.optimize(*expressions[0], keep_chunks=keep_chunks)
+                first = len(graphs)
+                again = dasktile.optimize(*expressions[1], keep_chunks=keep_chunks)
+                filled += 2 * first - len(graphs)
+            with dask.config.set({"dasktile.reuse-plans": False}):
+                anew = dasktile.optimize(*expressions[1], keep_chunks=keep_chunks)
+            assert not differs(again, anew)
+    assert filled > 15
+
+
+def step(x: da.Array, w: da.Array) -> da.Array:
+    return da.tanh(x @ w) * 0.5
+
+
+def test_steps_of_a_loop_are_written_once() -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.random((400, 400)), rng.random((400, 400))
+    lazy = da.from_array(w, chunks=100)
+    with machine(cluster()), written() as graphs:
+        for _ in range(4):
+            y = da.random.default_rng(rng).random((400, 400), chunks=100)
+            z = step(y, lazy)
+            planned = dasktile.optimize(z)
+            np.testing.assert_allclose(*dask.compute(planned, z, scheduler="sync"))
+    assert len(graphs) == 1
+    assert not np.array_equal(x, w)
+
+
+def doubled(factor: float) -> Callable[[Any], Any]:
+    return lambda block: block * factor
+
+
+def with_default(factor: float) -> Callable[[Any], Any]:
+    def scale(block: Any, by: float = factor) -> Any:
+        return block * by
+
+    return scale
+
+
+FACTOR = 2.0
+
+
+def with_global(factor: float) -> Callable[[Any], Any]:
+    def scale(block: Any) -> Any:
+        return block * FACTOR
+
+    globals()["FACTOR"] = factor
+    return scale
+
+
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, block: Any) -> Any:
+        return block * self.factor
+
+
+def with_inner(factor: float) -> Callable[[Any], Any]:
+    inner = doubled(factor)
+    return lambda block: inner(block)
+
+
+def with_array(factor: float) -> Callable[[Any], Any]:
+    values = np.array([factor])
+    return lambda block: block * values[0]
+
+
+def with_dict(factor: float) -> Callable[[Any], Any]:
+    options = {"factor": factor}
+    return lambda block: block * options["factor"]
+
+
+def bound(factor: float) -> Callable[[Any], Any]:
+    return Scale(factor).__call__
+
+
+@pytest.mark.parametrize(
+    "make",
+    [doubled, with_default, with_global, with_inner, with_array, with_dict, Scale, bound],
+)
+def test_functions_that_differ_in_what_they_see_are_not_taken_for_each_other(
+    make: Callable[[float], Callable[[Any], Any]],
+) -> None:
+    x = da.random.default_rng(0).random((400, 400), chunks=100)
+    with machine(cluster()):
+        for factor in (2.0, 3.0, 2.0):
+            y = x.map_blocks(make(factor), dtype=x.dtype)
+            y = y.T @ y
+            planned = dasktile.optimize(y)
+            np.testing.assert_allclose(*dask.compute(planned, y, scheduler="sync"))
+
+
+def test_a_module_that_may_change_is_not_compared() -> None:
+    # the module of this test is one of the user
+    import tests.test_templates as module
+
+    def scale(block: Any) -> Any:
+        return block * module.FACTOR
+
+    with machine(cluster()), written() as graphs:
+        for seed in range(2):
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            dasktile.optimize(x.map_blocks(scale, dtype=x.dtype).T @ x)
+    assert len(graphs) == 2
+
+
+def test_which_of_two_functions_of_one_name_is_called_decides() -> None:
+    one, two = doubled(2.0), doubled(3.0)
+    x = da.random.default_rng(0).random((400, 400), chunks=100)
+    with machine(cluster()):
+        for functions in ((one, two, one), (one, two, two)):
+            y = x
+            for function in functions:
+                y = y.map_blocks(function, dtype=x.dtype)
+            planned = dasktile.optimize(y.T @ y)
+            np.testing.assert_allclose(*dask.compute(planned, y.T @ y, scheduler="sync"))
+
+
+@pytest.mark.parametrize("make", [da.random.default_rng, da.random.RandomState])
+def test_random_numbers_are_those_of_the_request(make: Callable[[int], Any]) -> None:
+    with machine(cluster()):
+        for seed in (0, 1, 2):
+            x = make(seed).normal(size=(400, 400), chunks=100)
+            y = x.T @ x
+            planned = dasktile.optimize(y)
+            np.testing.assert_allclose(*dask.compute(planned, y, scheduler="sync"))
+
+
+def test_data_that_was_changed_in_place_is_not_used() -> None:
+    data = np.arange(160_000.0).reshape(400, 400)
+    copy = data.copy()
+    with machine(cluster()):
+        for values in (data, copy):
+            x = da.from_array(values, chunks=100)
+            planned = dasktile.optimize(x.T @ x)
+            np.testing.assert_allclose(planned.compute(scheduler="sync"), copy.T @ copy)
+            data[:] = 0
+
+
+def test_names_of_the_user_that_differ_are_planned_anew() -> None:
+    with machine(cluster()), written() as graphs:
+        for name in ("one", "two", "one"):
+            x = da.from_array(np.ones((400, 400)), chunks=100, name=name)
+            y = x.T @ x
+            planned = dasktile.optimize(y)
+            np.testing.assert_allclose(*dask.compute(planned, y, scheduler="sync"))
+    assert len(graphs) == 2
+
+
+def test_texts_that_are_names_of_arrays() -> None:
+    def tagged(block: Any, tag: str) -> Any:
+        return block + len(tag)
+
+    with machine(cluster()):
+        for seed, other in ((0, ""), (1, "x"), (2, "x")):
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            y = x.map_blocks(tagged, x.name + other, dtype=x.dtype)
+            z = y.T @ y
+            planned = dasktile.optimize(z)
+            np.testing.assert_allclose(*dask.compute(planned, z, scheduler="sync"))
+
+
+def test_templates_hold_neither_data_nor_functions_nor_graphs() -> None:
+    class Data(np.ndarray):
+        """An array of which there are weak references."""
+
+    with machine(cluster()):
+        data = np.random.default_rng(0).random((400, 400)).view(Data)
+        function = doubled(2.0)
+        x = da.from_array(data, chunks=100)
+        y = x.T @ x.map_blocks(function, dtype=x.dtype)
+        z = dasktile.optimize(y)
+        graphs = [weakref.ref(each.__dask_graph__()) for each in (y, z)]
+        held = [weakref.ref(data), weakref.ref(function), *graphs]
+        del data, function, x, y, z
+        gc.collect()
+        assert templates._store._kept
+        assert [each() for each in held] == [None] * 4
+
+
+def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST_TEMPLATES", 2)
+    with machine(cluster()), written() as graphs:
+        for side in (250, 300, 400, 300):
+            x = da.random.default_rng(0).random((side, side), chunks=100)
+            dasktile.optimize(x.T @ x)
+        assert len(graphs) == 3
+    assert len(templates._store._kept) == 2
+    monkeypatch.setattr(templates, "MOST_BYTES", 1)
+    with machine(cluster()):
+        x = da.random.default_rng(0).random((260, 260), chunks=100)
+        dasktile.optimize(x.T @ x)
+    assert not templates._store._kept
+
+
+def test_plans_of_filled_graphs_are_explained() -> None:
+    texts = []
+    with machine(cluster()):
+        for seed in (0, 1):
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            y = dasktile.optimize(x.T @ x)
+            texts.append(str(dasktile.explain(y)))
+            [number] = y.__dask_layers__()
+            assert number in y.__dask_graph__().layers
+    assert texts[0] == texts[1]
+
+
+def test_graphs_that_stay_as_they_are_are_not_planned_again() -> None:
+    with machine(cluster()), written() as graphs:
+        for seed in (0, 1):
+            x = da.random.default_rng(seed).random((4000,), chunks=100)
+            y = x.map_blocks(np.sort, dtype=x.dtype)
+            assert dasktile.optimize(y) is y or graphs[0].rewritten is not None
+    assert len(graphs) == 1

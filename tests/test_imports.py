@@ -450,6 +450,17 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed"},
     ),
     "report.tables": ({"report.formatting"}, set()),
+    "report.layer_names": ({"schedule.placement"}, set()),
+    "report.cluster_counts": (
+        {
+            "report.formatting",
+            "report.html",
+            "report.layer_names",
+            "report.page",
+            "report.tables",
+        },
+        set(),
+    ),
     "report.diagnosis": (
         {
             "ir",
@@ -710,14 +721,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.metrics": (
         {
             "_compat.distributed",
+            "report.cluster_counts",
             "report.explanation",
-            "report.formatting",
-            "report.html",
-            "report.page",
-            "report.tables",
+            "report.layer_names",
             "cluster.clients",
             "runtime.worker.plugin",
-            "schedule.placement",
         },
         {"distributed"},
     ),
@@ -726,6 +734,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "_compat.distributed",
             "report.axes",
             "report.formatting",
+            "report.layer_names",
             "report.palette",
             "runtime.metrics",
             "runtime.worker.plugin",

@@ -25,7 +25,8 @@ from dasktile.report.formatting import format_bytes, format_limit
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.runtime.worker.reads import LostTileError
+from dasktile.runtime.worker.store import TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.runtime.worker.values import no_next_use
 from dasktile.schedule.budget import Budget, device_target

@@ -620,18 +620,27 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numpy"},
     ),
-    "runtime.worker.spilling": (
+    "runtime.worker.memory_budget": (
         {
             "_compat.distributed",
             "report.formatting",
+            "runtime.settings",
+            "runtime.worker.store",
+            "schedule.budget",
+        },
+        {"distributed"},
+    ),
+    "runtime.worker.spilling": (
+        {
+            "_compat.distributed",
             "runtime.failures",
             "runtime.nextuse",
             "runtime.settings",
+            "runtime.worker.memory_budget",
             "runtime.worker.reads",
             "runtime.worker.store",
             "runtime.worker.takeover",
             "runtime.worker.values",
-            "schedule.budget",
             "schedule.patience",
         },
         {"dask", "distributed", "tornado"},

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from dasktile.cluster.calibration import calibrate
     from dasktile.computing import compute
     from dasktile.diagnosing import diagnose
-    from dasktile.orders.plan import SchedulePlan, load_plan, plan
+    from dasktile.orders.plan import plan
+    from dasktile.orders.schedule_plan import SchedulePlan, load_plan
     from dasktile.report.comparison import Comparison
     from dasktile.report.explanation import Explanation
     from dasktile.runtime.install import disable, enable
@@ -53,7 +54,7 @@ _LAZY = {
     "Comparison": "dasktile.report.comparison",
     "Explanation": "dasktile.report.explanation",
     "MemoryLimitError": "dasktile.tiling",
-    "SchedulePlan": "dasktile.orders.plan",
+    "SchedulePlan": "dasktile.orders.schedule_plan",
     "array_optimize": "dasktile.api",
     "calibrate": "dasktile.cluster.calibration",
     "compare": "dasktile.api",
@@ -63,7 +64,7 @@ _LAZY = {
     "einsum": "dasktile.algebra.einsum",
     "enable": "dasktile.runtime.install",
     "explain": "dasktile.api",
-    "load_plan": "dasktile.orders.plan",
+    "load_plan": "dasktile.orders.schedule_plan",
     "metrics": "dasktile.runtime.metrics",
     "optimize": "dasktile.api",
     "plan": "dasktile.orders.plan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,38 @@ from dasktile._compat.dask import (
 )
 from dasktile.capture.references import head_of, with_head
 from dasktile.capture.tasks import without_aliases
+from dasktile.collections.containers import unpack
+from dasktile.collections.expressions import as_dask_arrays, has_expressions
 from dasktile.runtime.scheduler.priorities import ORDER
+
+
+def unpacked(
+    given: Sequence[Any], allowed: str
+) -> tuple[Sequence[Any], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+    """The dask collections in arguments, each once, and a function that puts others there.
+
+    Parameters
+    ----------
+    given
+        The arguments: dask collections, and lists, tuples and dicts of them.
+    allowed
+        What is allowed, for the message of an error.
+
+    Raises
+    ------
+    TypeError
+        If there is no argument, or one without a dask collection.
+    """
+    if not given or not all(unpack(each)[0] for each in given):
+        kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
+        raise TypeError(f"{allowed}; got {kinds}")
+    found, repack = unpack(*given)
+    arrays = as_dask_arrays(found)
+    if any(has_expressions(each) for each in arrays):
+        raise TypeError(
+            f"{allowed}; got an object of xarray made of arrays of dask_array: pass these arrays"
+        )
+    return arrays, repack
 
 
 @dataclass(frozen=True, slots=True)

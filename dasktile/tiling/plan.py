@@ -1,8 +1,8 @@
 """The result of tiling a program: :class:`TilingPlan`, with predicted costs.
 
 A :class:`TilingPlan` says how arrays are cut.  It is distinct from
-:class:`dasktile.orders.plan.SchedulePlan`, the order of tasks that :func:`dasktile.plan` returns,
-and from :class:`dasktile.schedule.swaps.SwapPlan`, the swaps of such an order.
+:class:`dasktile.orders.schedule_plan.SchedulePlan`, the order of tasks that :func:`dasktile.plan`
+returns, and from :class:`dasktile.schedule.swaps.SwapPlan`, the swaps of such an order.
 """
 
 from __future__ import annotations

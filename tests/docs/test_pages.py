@@ -19,8 +19,8 @@ from distributed import Client, LocalCluster
 
 import dasktile
 from dasktile._compat.dask import collections_to_expr
+from dasktile.report.cluster_counts import _LEGEND, Metrics
 from dasktile.report.explanation import Explanation
-from dasktile.runtime.metrics import _LEGEND, Metrics
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 

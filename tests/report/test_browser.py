@@ -14,9 +14,9 @@ import pytest
 
 import dasktile
 from dasktile.report import graphviz
+from dasktile.report.cluster_counts import LayerCounts, Metrics, WorkerCounts
 from dasktile.report.diagnosis import Diagnosis, Missed, OperationUse, WorkerUse
 from dasktile.report.page import save_page
-from dasktile.runtime.metrics import LayerCounts, Metrics, WorkerCounts
 from tests.browser import needs_browser, open_page
 
 #: Least contrast of text to its background (WCAG 2, level AA).

@@ -12,8 +12,9 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import dasktile
+from dasktile.report.layer_names import short_names
 from dasktile.runtime.install import enable
-from dasktile.runtime.metrics import metrics, short_names
+from dasktile.runtime.metrics import metrics
 from dasktile.runtime.scheduler.rows import LayerGraph, predicted_rows, rows
 
 #: Seconds after which something hangs.

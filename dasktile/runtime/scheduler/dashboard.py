@@ -18,8 +18,9 @@ from distributed import Scheduler
 from dasktile._compat.distributed import pages
 from dasktile.report.axes import add_legend, colour, count_in_bytes
 from dasktile.report.formatting import format_bytes, format_count
+from dasktile.report.layer_names import owners, short_names
 from dasktile.report.palette import BLUE, GREEN, ORANGE, RED, SKY
-from dasktile.runtime.metrics import PlanCounts, owners, short_names
+from dasktile.runtime.metrics import PlanCounts
 from dasktile.runtime.worker.plugin import Summary
 
 logger = logging.getLogger(__name__)

@@ -21,22 +21,21 @@ from tornado.ioloop import PeriodicCallback
 
 from dasktile._compat.distributed import execution, states, storage
 from dasktile._compat.distributed.overrides import Override, uninstall
-from dasktile.report.formatting import format_bytes, format_limit
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.runtime.worker.memory_budget import MemoryBudget
+from dasktile.runtime.worker.reads import LostTileError
+from dasktile.runtime.worker.store import TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.runtime.worker.values import no_next_use
-from dasktile.schedule.budget import Budget, device_target
 from dasktile.schedule.patience import Patience
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm
 
-#: Distributed's logger for its warning of unmanaged memory, which limits the rate of that warning.
+#: Distributed's logger of workers.
 logger = logging.getLogger("distributed.worker")
-_monitor = logging.getLogger("distributed.worker.memory")
 
 #: States of tasks that do not read their inputs any more, or not on this worker.
 _NOT_READING = (
@@ -85,10 +84,7 @@ class Spilling(Guarded):
         self.settings = settings or RuntimeSettings()
         self.worker = worker
         self.store = store
-        self.limit = limit
-        self.budget, self.device_budget = Budget(), Budget()
-        #: Whether the memory of the device is being measured.
-        self._measuring = False
+        self.budget = MemoryBudget(worker, store, limit, self.settings, self._count_error)
         self._clock, self._processor = clock, processor
         self._patience = Patience(
             self.settings.room_timeout,
@@ -106,12 +102,6 @@ class Spilling(Guarded):
         self._requests: dict[Any, int] = {}
         #: Transfers to peers whose results are being swapped in.
         self._reads_for_peers = 0
-        #: Whether distributed's memory monitor has requested an eviction that has not ended.
-        self._evicting = False
-        #: Whether the log says that results have hardly any memory.
-        self._warned_of_scarcity = False
-        #: Bytes evicted from memory before results had hardly any.
-        self._evicted_before = 0
         #: By key, how often a result was removed because it could not be read back.
         self._losses: dict[Any, int] = {}
         #: By key of a task that is to be scheduled again: its inputs that cannot be read back.
@@ -126,7 +116,7 @@ class Spilling(Guarded):
         """Move the worker's results to the store, and replace the methods that read results."""
         worker: Any = self.worker
         self._original_methods = execution.methods_of(worker)
-        self._update_budget()
+        self.budget.update()
         if isinstance(worker.data, Handover):
             # an earlier move failed in both directions
             worker.data.undo()
@@ -137,7 +127,7 @@ class Spilling(Guarded):
         storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use
         self.store.event_loop_thread = threading.get_ident()
-        self.store.on_evict = self._evict_excess
+        self.store.on_evict = self.budget.evict_excess
         self._update_next_uses(list(self.store))
         self._overrides = execution.replace_methods(
             worker,
@@ -146,7 +136,7 @@ class Spilling(Guarded):
         if self.hints:
             execution.handle_message(worker, USES, self.handle_hints)
         interval = storage.limits(worker).interval or self.settings.monitor_interval
-        self._budget_callback = PeriodicCallback(self._update_budget, interval * 1000)
+        self._budget_callback = PeriodicCallback(self.budget.update, interval * 1000)
         execution.add_callback(worker, USES, self._budget_callback)
         self._budget_callback.start()
 
@@ -173,7 +163,8 @@ class Spilling(Guarded):
             self.store.close()
             return
         if self._original_data is not None and worker.data is self.store:
-            handover = Handover(self.store, self._original_data, self._size_of, self._crowding())
+            crowding = self.budget.crowding()
+            handover = Handover(self.store, self._original_data, self._size_of, crowding)
             storage.replace_data(worker, handover)
             self.store.forget_uses()
             try:
@@ -191,135 +182,9 @@ class Spilling(Guarded):
             return
         self.store.forget_uses()
 
-    def _crowding(self) -> Callable[[], bool]:
-        """A function: whether the process has more memory than the worker's monitor lets it have.
-
-        It never says so where other memory alone exceeds the limit: then no eviction helps.
-        """
-        limits = storage.limits(self.worker)
-        most, limit = self._limit(limits.spill, limits.target), self._limit(1)
-        other = storage.process_memory(self.worker) - self.store.used(self.store.host)
-        if most is None or limit is None or other >= limit:
-            return lambda: False
-        least = most
-        return lambda: storage.process_memory(self.worker) > least
-
     def _size_of(self, key: Any) -> int | None:
         """Bytes of a result, if they are known."""
         return execution.result_bytes(self.worker, key)
-
-    # Budget
-
-    def _limit(self, *parts: Any) -> int | None:
-        """Bytes of the first share that is configured, of the lowest of all memory limits."""
-        limits = (self.limit, self.store.limit, storage.limits(self.worker).memory)
-        limit = min(filter(None, limits), default=None)
-        part = next(filter(None, parts), None)
-        return int(part * limit) if part and limit else None
-
-    def _update_budget(self) -> None:
-        """Resize the memory for results to what the rest of the process and the device leaves."""
-        try:
-            if not self._measuring:
-                self._measuring = True
-                # the driver may wait for kernels: not in the event loop
-                if not self.store.submit_to_device(self._update_device_budget):
-                    self._measuring = False
-            store, limits = self.store, storage.limits(self.worker)
-            store.age()
-            budget = target = self._limit(limits.target)
-            if target is not None and limits.spill is not False:
-                # read before the process: bytes evicted in between must not count as other memory
-                results = store.used(store.host)
-                self.budget.sample(storage.process_memory(self.worker), results)
-                # half way to the monitor's threshold: the rest is for temporary memory of tasks
-                spill = self._limit(limits.spill) or target
-                most = (target + max(target, spill)) // 2
-                budget = min(target, self.budget.available(most))
-                evicted = store.evicted_from_host
-                if budget >= self.settings.scarce_budget * target:
-                    self._evicted_before = evicted
-                elif self.budget.is_full and len(store) and evicted > self._evicted_before:
-                    # not where one task holds much memory for long, and nothing is evicted
-                    self._warn_of_scarcity(target, most, budget)
-            if self._evicting and store.evicting(store.host):
-                # a larger budget would cancel the eviction
-                return
-            self._evicting = False
-            change = (budget or 0) - store.capacity(store.host)
-            if budget is None or target is None or abs(change) > self.settings.budget_step * target:
-                store.resize(store.host, budget)
-        except Exception:
-            self._count_error("update the budget of results")
-
-    def _warn_of_scarcity(self, target: int, most: int, budget: int) -> None:
-        """Log once that results have hardly any memory, and are evicted.
-
-        Parameters
-        ----------
-        target, most
-            Bytes that results, and that the process may take.
-        budget
-            Bytes that results may take now.
-        """
-        limit = self._limit(1)
-        if self._warned_of_scarcity or limit is None:
-            return
-        self._warned_of_scarcity = True
-        source = "set on the worker"
-        if limit == self.limit:
-            source = "given to dasktile.enable"
-        elif limit == self.store.limit:
-            source = "given to dasktile.worker_data"
-        other = self.budget.other
-        # results may take at most `target`, and so much that the process stays at `most`
-        ample = limit * max(other / target, 2 * other / most)
-        logger.warning(
-            "Nearly all results of this worker are written to disk: results may take %s of this"
-            " worker's memory limit (%s, %s), because its process takes %s besides them; with about"
-            " %s they may take as much memory as the rest of the process",
-            format_bytes(budget),
-            format_limit(limit),
-            source,
-            format_bytes(other),
-            format_bytes(ample),
-        )
-
-    def _update_device_budget(self) -> None:
-        """Resize the device's memory for results to what others leave of it; in a thread."""
-        try:
-            store = self.store
-            memory = store.device_memory()
-            if memory is not None:
-                self.device_budget.sample(memory.in_use, memory.results)
-                left = self.device_budget.available(device_target(memory.total, memory.limit))
-                budget = min(memory.limit, left)
-                change = abs(budget - store.allowed(0))
-                if change > self.settings.budget_step * memory.limit:
-                    store.limit_device(budget)
-        except Exception:
-            self._count_error("update the budget of results on the device")
-        finally:
-            self._measuring = False
-
-    def _evict_excess(self) -> None:
-        """Start to evict results until the process is at its target; does not wait."""
-        store, limits = self.store, storage.limits(self.worker)
-        target = self._limit(limits.target, limits.spill)
-        if target is None:
-            return
-        results = store.used(store.host)
-        above = storage.process_memory(self.worker) - target
-        self._evicting = True
-        store.shrink_to(store.host, results - above)
-        if above > 0 and not store.used(store.host):
-            _monitor.warning(
-                "Unmanaged memory use is high. This may indicate a memory leak or the memory may"
-                " not be released to the OS; see https://distributed.dask.org/en/latest/"
-                "worker-memory.html#memory-not-released-back-to-the-os for more information."
-                " -- Worker memory limit: %s",
-                format_bytes(limits.memory or 0),
-            )
 
     # Tasks
 

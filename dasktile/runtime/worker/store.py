@@ -2,8 +2,9 @@
 
 It replaces the mapping ``Worker.data``.  A :class:`~dasktile.schedule.residency.Residency` decides
 where values are.  :class:`~dasktile.runtime.worker.values.TileValues` divides them into the units
-that it knows, and :class:`~dasktile.runtime.worker.copies.TileCopies` copies these in threads of
-their own; an access to a value in memory waits for none.
+that it knows, :class:`~dasktile.runtime.worker.copies.TileCopies` copies these in threads of their
+own, and :class:`~dasktile.runtime.worker.reads.TileReads` has the requests for values and their
+next uses; an access to a value in memory waits for no copy.
 
 While memory is rather empty nothing has to be decided: values are *untracked*, known to the store
 but not to the residency.  When they take more than a share of the capacity, it is told of all of
@@ -13,18 +14,15 @@ them, and of further ones until the store is empty.
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 from collections.abc import (
     Callable,
     Hashable,
-    Iterable,
     Iterator,
     Mapping,
     MutableMapping,
     Sequence,
 )
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,12 +31,10 @@ from dasktile._compat.distributed import storage
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.copies import Spilled, logger
+from dasktile.runtime.worker.reads import TileReads
 from dasktile.runtime.worker.units import Entry, Part, Unit
-from dasktile.runtime.worker.values import TileValues
-from dasktile.schedule.instructions import (
-    ResidencySettings,
-)
-from dasktile.schedule.tracking import ROOMY, Untracked
+from dasktile.schedule.instructions import ResidencySettings
+from dasktile.schedule.tracking import ROOMY
 
 storage.limit_rate(logger, "Spill to %s reached its limit")
 
@@ -71,14 +67,7 @@ class DeviceMemory(NamedTuple):
     limit: int
 
 
-class LostTileError(RuntimeError):
-    """A spilled tile cannot be read back.
-
-    It is no ``OSError``, which would make a peer consider this worker lost.
-    """
-
-
-class TileStore(TileValues, MutableMapping[Any, Any]):
+class TileStore(TileReads, MutableMapping[Any, Any]):
     """A mapping of results that keeps each on the tier that a `Residency` decides.
 
     A drop-in for ``distributed.spill.SpillBuffer``, with its ``evict``, ``spilled_total`` and
@@ -102,10 +91,6 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
 
     Attributes
     ----------
-    blocked
-        Seconds for which the thread `event_loop_thread` has waited for values to be read back.
-    event_loop_thread
-        Identifier of the thread of the worker's event loop, None outside of a worker.
     limit
         Bytes of memory that the worker was started with, None if unknown.
     next_use
@@ -124,20 +109,9 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
         runtime: RuntimeSettings | None = None,
     ) -> None:
         super().__init__(tiers, settings, threads, clock, device, runtime or RuntimeSettings())
-        # Small values, which are not spilled, and whether their measured size is exact.
-        self._small: dict[Hashable, bool] = {}
-        # Values that the residency does not know, and their bytes.  While there are any, there are
-        # no entries.
-        self._untracked: Untracked[Hashable] = Untracked()
-        self._untracked_sizes: dict[Hashable, int] = {}
-        # Keys read since the last `_touch`, in order; changed without the lock.
-        self._touched: dict[Hashable, None] = {}
-        self._last_request = 0
         self._reads = self._bytes_read = 0
         # The counts at the last reset.
         self._counts_at_reset: Counter[str] = Counter()
-        self.blocked = 0.0
-        self.event_loop_thread: int | None = None
         self.limit: int | None = None
         self.on_evict: Callable[[], object] | None = None
 
@@ -183,21 +157,6 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
     def _leaves_room(self, size: int) -> bool:
         """Whether memory is rather empty if untracked values take `size` bytes."""
         return self.tracks_nothing and size <= ROOMY * self._residency.capacity[0]
-
-    def _track_all(self) -> None:
-        """Tell the residency of all values, of their last reads, and of requests for them."""
-        if self._untracked:
-            for key in list(self._untracked):
-                self._add(key, self._values[key], self._untracked_sizes[key])
-                self._untracked.remove(key)
-                del self._untracked_sizes[key]
-        self._touch()
-        while self._untracked.requests:
-            name, keys = self._untracked.requests.popitem()
-            known = [self._entries[key] for key in keys if key in self._entries]
-            units = [unit for entry in known for unit in entry.units]
-            # the values are in memory, and the request was told so
-            self._execute(self._residency.request(name, units, urgent=True))
 
     def adopt(
         self,
@@ -441,19 +400,18 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             return self._residency.freeing(tier)
 
     @property
-    def tracks_nothing(self) -> bool:
-        """Whether the residency knows no values: all are in memory, and nothing is decided."""
-        return not self._entries and self._device is None
-
-    def tracked(self, keys: Iterable[Any]) -> list[Any]:
-        """The keys whose next uses the residency needs: not those of small values."""
-        return [key for key in keys if key in self._entries]
-
-    @property
     def crowded(self) -> bool:
         """Whether a tier exceeds its capacity and evictions from it are in progress."""
         with self._lock:
             return self._residency.crowded
+
+    def wait_for_writes(self) -> None:
+        """Wait for evictions while memory is full."""
+        while True:
+            with self._lock:
+                if not self.crowded or not self._engine.left:
+                    return
+            self._engine.wait_pushed()
 
     def capacity(self, tier: int) -> float:
         """Present capacity of a tier in bytes."""
@@ -492,6 +450,17 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
                 self._track_all()
             self._execute(self._residency.resize(tier, capacity))
 
+    def forget_uses(self) -> None:
+        """Forget all next uses, so that eviction is by age, and restore the first capacity."""
+        with self._lock:
+            units: dict[Hashable, None] = {}
+            for entry in self._entries.values():
+                entry.next_use = None
+                units.update(dict.fromkeys(entry.units))
+            self._execute(self._residency.expect(units))
+            self._execute(self._residency.set_upcoming([]))
+            self.resize(self.host, self._residency.settings.capacity[self.host])
+
     def device_memory(self) -> DeviceMemory | None:
         """The memory of the device; None if it is not in use, or what is used there is unknown.
 
@@ -521,202 +490,3 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             return False
         self._pools["0 to 1"].submit(function)
         return True
-
-    # Requests
-
-    def request(
-        self,
-        keys: Iterable[Any],
-        then: Callable[[], object],
-        room: int = 0,
-        now: float | None = None,
-        urgent: bool = False,
-    ) -> int:
-        """Swap values in, and keep them in memory until the request is released.
-
-        Parameters
-        ----------
-        keys
-            Keys of the values.
-        then
-            Called once they are in memory, in any thread; must return at once and not raise.
-        room
-            Bytes to reserve for the result of the task.
-        now
-            Number of the task that reads them, in the order in which tasks run.
-        urgent
-            True to swap in at once, even above the capacity.
-
-        Returns
-        -------
-        The number of the request, for :meth:`release`.
-
-        Raises
-        ------
-        KeyError
-            If there is no such key.
-        """
-        with self._lock:
-            self._last_request += 1
-            name = self._last_request
-            keys = list(keys)
-            if self.tracks_nothing:
-                for key in keys:
-                    self._values[key]
-                self._untracked.requests[name] = keys
-                then()
-                return name
-            self._waiting[name] = then
-            try:
-                entries = [self._entries[key] for key in keys if key not in self._small]
-                units = [unit for entry in entries for unit in entry.units]
-                self._touch()
-                self._execute(
-                    self._residency.request(name, units, now, room, urgent or self._closed)
-                )
-            except BaseException:
-                self._waiting.pop(name, None)
-                with suppress(KeyError):
-                    self._execute(self._residency.release(name))
-                raise
-            return name
-
-    def urge(self, name: int) -> None:
-        """Make a request urgent: it does not wait for memory any longer."""
-        with self._lock:
-            self._execute(self._residency.urge(name))
-
-    def urge_first(self) -> None:
-        """Make the first request that waits for memory urgent."""
-        with self._lock:
-            self._execute(self._residency.urge_first())
-
-    @property
-    def events(self) -> int:
-        """Number of copies that were done, and of requests that were released."""
-        return self._residency.events
-
-    @property
-    def copies(self) -> bool:
-        """Whether tiles are being copied."""
-        return self._residency.copies > 0
-
-    def release(self, name: int) -> None:
-        """End a request: its values can be evicted, and its callback is not called any more."""
-        with self._lock:
-            if self._untracked.requests.pop(name, None) is not None:
-                return
-            self._waiting.pop(name, None)
-            self._execute(self._residency.release(name))
-
-    def wait_for_writes(self) -> None:
-        """Wait for evictions while memory is full."""
-        while True:
-            with self._lock:
-                if not self.crowded or not self._engine.left:
-                    return
-            self._engine.wait_pushed()
-
-    def expect(self, uses: Mapping[Any, float | None]) -> None:
-        """Set the next uses of values.
-
-        Parameters
-        ----------
-        uses
-            As for :meth:`Residency.expect`; missing keys are ignored.
-        """
-        if uses:
-            with self._lock:
-                changed: dict[Unit, None] = {}
-                for key, use in uses.items():
-                    entry = self._entries.get(key)
-                    if entry is not None:
-                        entry.next_use = use
-                        for unit in entry.units:
-                            changed[unit] = None
-                if changed:
-                    next_uses: dict[Hashable, float | None] = {
-                        unit: unit.next_use() for unit in changed
-                    }
-                    self._execute(self._residency.expect(next_uses))
-
-    def set_upcoming(self, keys: Sequence[Any], further: Sequence[Any] = ()) -> None:
-        """Set the inputs of the next tasks, as for :meth:`Residency.set_upcoming`."""
-        with self._lock:
-            # values in memory need no copy
-            keys, further = (
-                [key for key in group if key not in self._values] for group in (keys, further)
-            )
-            prefetches = self._residency.prefetches
-            if keys or further or prefetches.upcoming or prefetches.further:
-                self._execute(self._residency.set_upcoming(self._units(keys), self._units(further)))
-
-    def forget_uses(self) -> None:
-        """Forget all next uses, so that eviction is by age, and restore the first capacity."""
-        with self._lock:
-            units: dict[Hashable, None] = {}
-            for entry in self._entries.values():
-                entry.next_use = None
-                units.update(dict.fromkeys(entry.units))
-            self._execute(self._residency.expect(units))
-            self._execute(self._residency.set_upcoming([]))
-            self.resize(self.host, self._residency.settings.capacity[self.host])
-
-    def age(self) -> None:
-        """Age next uses and retry a full disk as :meth:`Residency.age` does.
-
-        To be called regularly.
-        """
-        with self._lock:
-            self._execute(self._residency.age())
-
-    def may_become_readable(self, key: Any) -> bool:
-        """Whether a value is not in memory for lack of memory only, and not by a read error."""
-        entry = self._entries.get(key)
-        error = None if entry is None else _error_of(entry)
-        return error is None or isinstance(error, MemoryError)
-
-    def _touch(self) -> None:
-        """Pass the reads since the last call to the residency."""
-        touched, self._touched = self._touched, {}
-        # another thread may still add to it
-        for key in list(touched):
-            entry = self._entries.get(key)
-            if entry is not None:
-                for unit in entry.units:
-                    self._residency.touch(unit)
-
-    def _fetch(self, key: Any) -> Any:
-        """A value that is not in memory."""
-        lent = self._lent(key)
-        if lent is not None:
-            return lent
-        ready = threading.Event()
-        with self._lock:
-            requested = self._entries.get(key)
-            # urgent: other requests may wait for the task that waits here
-            name = self.request([key], ready.set, urgent=True)
-        start = self._clock()
-        try:
-            ready.wait()
-            if threading.get_ident() == self.event_loop_thread:
-                self.blocked += self._clock() - start
-            with self._lock:
-                if key in self._values:
-                    return self._values[key]
-                entry = self._entries.get(key)
-        finally:
-            self.release(name)
-        if entry is None:
-            raise KeyError(key)
-        if entry is not requested:
-            # the value was replaced meanwhile, and the new one was evicted since
-            return self._fetch(key)
-        error = _error_of(entry)
-        reason = "the store is closed" if error is None and self._closed else repr(error)
-        raise LostTileError(f"{key!r} could not be read back: {reason}")
-
-
-def _error_of(entry: Entry) -> BaseException | None:
-    """Why a part of a value could not be read back, if one could not."""
-    return next((unit.error for unit in entry.units if unit.error is not None), None)

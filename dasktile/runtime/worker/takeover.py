@@ -15,7 +15,8 @@ from typing import Any
 from dasktile._compat import dask_cuda
 from dasktile._compat.distributed import storage
 from dasktile.runtime.tiers import Foreign, Held, Packed, packed_by_distributed
-from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.runtime.worker.reads import LostTileError
+from dasktile.runtime.worker.store import TileStore
 
 Data = MutableMapping[Any, Any]
 

@@ -22,6 +22,7 @@ from dasktile.runtime.worker.buffers import (
 from dasktile.runtime.worker.copies import TileCopies
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import ResidencySettings
+from dasktile.schedule.tracking import Untracked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +87,12 @@ class TileValues(TileCopies):
     ) -> None:
         super().__init__(tiers, settings, threads, clock, device, runtime)
         self._entries: dict[Hashable, Entry] = {}
+        # Small values, which are not spilled, and whether their measured size is exact.
+        self._small: dict[Hashable, bool] = {}
+        # Values that the residency does not know, and their bytes.  While there are any, there are
+        # no entries.
+        self._untracked: Untracked[Hashable] = Untracked()
+        self._untracked_sizes: dict[Hashable, int] = {}
         # By asyncio task that sends values to a peer, and by key.
         self._loans: dict[Any, dict[Any, Loan]] = {}
         self.next_use: Callable[[Any], float | None] = no_next_use
@@ -93,6 +100,11 @@ class TileValues(TileCopies):
         #: Whether there has been a value on the device, which may be initialised only before that.
         self._device_in_use = False
         self._device_limit = settings.capacity[0]
+
+    @property
+    def tracks_nothing(self) -> bool:
+        """Whether the residency knows no values: all are in memory, and nothing is decided."""
+        return not self._entries and self._device is None
 
     @contextmanager
     def lending(self, keys: Iterable[Any]) -> Iterator[Collection[Any]]:

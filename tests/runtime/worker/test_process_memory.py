@@ -54,7 +54,8 @@ def scarcity(client: Client) -> list[str]:
 def has_scarce_budget(dask_worker: Worker) -> bool:
     """Whether results may take nothing, by all samples that count."""
     spilling = dask_worker.plugins["dasktile"].plugin.spilling
-    return bool(spilling.budget.is_full and not dask_worker.data.capacity(dask_worker.data.host))
+    is_full = spilling.budget.of_process.is_full
+    return bool(is_full and not dask_worker.data.capacity(dask_worker.data.host))
 
 
 def process_memory(dask_worker: Worker) -> int:

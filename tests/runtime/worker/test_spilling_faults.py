@@ -23,7 +23,8 @@ from distributed.utils import RateLimiterFilter
 import dasktile
 from dasktile.runtime.tiers import Held
 from dasktile.runtime.worker import store as store_module
-from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.runtime.worker.reads import LostTileError
+from dasktile.runtime.worker.store import TileStore
 from dasktile.testing import emulated
 from dasktile.testing.emulated import DeviceFullError, EmulatedDevice, to_device, use
 from tests.support import BY_TARGET

@@ -18,7 +18,8 @@ import pytest
 from dasktile._compat.distributed import storage
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk, Held
-from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.runtime.worker.reads import LostTileError
+from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import ResidencySettings
 from dasktile.schedule.residency import Residency
 

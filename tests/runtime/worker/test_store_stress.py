@@ -31,8 +31,10 @@ import pytest
 
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk, Held, Tier
+from dasktile.runtime.worker import reads as reads_module
 from dasktile.runtime.worker import store as store_module
-from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.runtime.worker.reads import LostTileError
+from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import DYING, ResidencySettings
 from dasktile.testing import emulated
 from dasktile.testing.emulated import EmulatedArray, EmulatedDevice, use
@@ -856,7 +858,7 @@ def threaded(kind: Kind, seed: int, steps: int, directory: Path) -> None:
 def played(kind: Kind, seed: int, steps: int, directory: Path, monkeypatch: Any) -> None:
     play = Play(seed)
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "threading", playing(play))
+        patch.setattr(reads_module, "threading", playing(play))
         world = World(kind, seed, directory, play)
         play.all = play.users = [User(world, USERS * seed + number) for number in range(USERS)]
         try:

@@ -7,6 +7,7 @@ plan with other names.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 import warnings
@@ -66,6 +67,9 @@ def planned_again(
     rows: list[tuple[float, ...]] = []
     for _ in range(repeat):
         forget()
+        # no collection of garbage looks at what other workloads have left
+        gc.collect()
+        gc.freeze()
         taken = []
         for _ in range(2):
             collections = workload.function(size, random)
@@ -74,6 +78,7 @@ def planned_again(
                 dasktile.optimize(*collections, keep_chunks=workload.keep_chunks)
                 taken.append(time.process_time() - start)
         rows.append(tuple(taken))
+        gc.unfreeze()
     first, again = (statistics.median(each) for each in zip(*rows, strict=True))
     return {"workload": workload.name, "first": round(first, 4), "again": round(again, 4)}
 

@@ -36,6 +36,9 @@ _Result = TypeVar("_Result")
 #: Templates that are kept at most, and their bytes; those used last are kept.
 MOST_TEMPLATES, MOST_BYTES = 64, 2**25
 
+#: Tasks of a graph up to which a template is made of it (chosen: more take tens of megabytes).
+MOST_TASKS = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -176,7 +179,7 @@ def written_again(
     return written.rewritten
 
 
-def _or_none(function: Callable[[], _Result]) -> _Result | None:
+def _or_none(function: Callable[[], _Result | None]) -> _Result | None:
     """What a function returns; None if it raises an error, without which a graph is right, too."""
     try:
         return function()
@@ -228,7 +231,8 @@ def _filled(template: _Template, asked: _Asked, request: Request) -> tuple[Rewri
     layers, dependencies, names = template.graph.filled(asked.source)
     if template.returned is not None:
         returned, weight = template.returned
-        remember_later(frozenset(names), partial(returned.filled, asked.source), weight)
+        # it is kept, but no data of the graph
+        remember_later(frozenset(names), partial(returned.filled, asked.source.names()), weight)
     rewritten = Rewritten(
         HighLevelGraph(layers, dependencies),
         dict(zip(request.names, names, strict=True)),
@@ -239,11 +243,16 @@ def _filled(template: _Template, asked: _Asked, request: Request) -> tuple[Rewri
 
 def _made(
     written: Written, asked: _Asked, request: Request, origins: Mapping[str, Origin]
-) -> _Template:
-    """The template of what was written for a request, given what its tokens were made of."""
+) -> _Template | None:
+    """The template of what was written for a request, given what its tokens were made of.
+
+    None for a graph of very many tasks.
+    """
     rewritten, returned = written.rewritten, written.returned
     if rewritten is None:
         return _Template(None, warnings=written.warnings)
+    if sum(map(len, rewritten.graph.layers.values())) > MOST_TASKS:
+        return None
     names = tuple(rewritten.names[name] for name in request.names)
     graph = dict(rewritten.graph.layers), dict(rewritten.graph.dependencies), names
     chunks = tuple(rewritten.chunks[name] for name in request.names)
@@ -251,6 +260,6 @@ def _made(
     kept = None
     if returned is not None:
         # what is known of tasks is kept by short tokens of their names
-        plan = with_gaps(replace(returned, sizes=None), asked.source, origins)
+        plan = with_gaps(replace(returned, sizes=None), asked.source.names(), origins)
         kept = plan, returned.weight
     return _Template(gapped, chunks, kept, written.warnings)

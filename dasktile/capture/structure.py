@@ -40,6 +40,9 @@ MOST_BYTES = 2**25
 #: Tokens in names, which stand for what a name is made of.
 TOKEN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
+#: The same, and the short tokens of arrays that placements in names follow.
+NAME_TOKEN = re.compile(rf"{TOKEN.pattern}|(?<=_f)[0-9a-f]{{10}}(?=\.)")
+
 #: Modules of arguments whose blocks differ only in what is read here.
 _BLOCKWISE_DEPS = {"dask.blockwise", "dask.layers"}
 
@@ -215,7 +218,7 @@ class Names:
         if not isinstance(head, str):
             self.constants.value(repr(head))
             return (split, type(head).__name__)
-        self.constants.value(TOKEN.sub("", head))
+        self.constants.value(NAME_TOKEN.sub("", head))
         operation, mark, _ = head.partition(MARK)
         written = (TOKEN.sub("", operation), is_written(head)) if mark else ()
         whole = head.partition(PART)[0]

@@ -70,7 +70,8 @@ def _with_homes(
     holders = machine.who_has(blocks)
     new = list(nodes)
     for index in resident:
-        homes = tuple(_homes(nodes[index], holders, position, places))
+        node = nodes[index]
+        homes = tuple(_homes(node.name, _blocks(node), holders, position, places))
         if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
     program = Program(tuple(new), captured.program.outputs)
@@ -115,8 +116,8 @@ def positions_of_data(
     blocks = {key: block for layer in layers.values() for key, block in layer.items()}
     holders, position = machine.who_has(blocks), _positions(machine)
     return tuple(
-        tuple(sorted(position[where] for where in holders.get(key, ()) if where in position))
-        for key in blocks
+        tuple(_homes(name, [key[1:] for key in layer], holders, position, places))
+        for name, layer in layers.items()
     )
 
 
@@ -254,21 +255,23 @@ def _planned(name: str, workers: int) -> Callable[[Sequence[int]], int] | None:
 
 
 def _homes(
-    node: Node,
+    name: str,
+    blocks: Iterable[tuple[int, ...]],
     holders: Mapping[Any, Sequence[str]],
     positions: Mapping[str, int],
     workers: int,
 ) -> Iterable[tuple[int, ...]]:
-    """For every block, its position in the mesh; empty for a block that no worker has yet."""
-    planned = _planned(node.name, workers)
-    for index in _blocks(node):
-        addresses = holders.get((node.name, *index), ())
+    """For every block of an array, its position in the mesh; empty if no worker has it yet."""
+    planned = _planned(name, workers)
+    for index in blocks:
+        addresses = holders.get((name, *index), ())
         places = tuple(
             sorted({positions[address] for address in addresses if address in positions})
         )
-        if len(places) > 1:
+        own = None if planned is None else planned(index)
+        if own is not None and (not places or own in places):
+            places = (own,)  # also if it is not computed yet
+        elif len(places) > 1:
             # the other replicas may be dropped before they are read
             places = (primary(index, places),)
-        if not places and planned is not None:
-            places = (planned(index),)  # not computed yet
         yield places

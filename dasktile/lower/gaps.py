@@ -26,13 +26,16 @@ from dask.highlevelgraph import Layer
 from dasktile._compat.dask import Task
 from dasktile.capture.constants import STATES, is_installed
 from dasktile.capture.rules.sources import is_future
-from dasktile.capture.structure import TOKEN
+from dasktile.capture.structure import NAME_TOKEN, TOKEN
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import Origin, token_of
 from dasktile.schedule.placement import token as short_token
 
-#: Tokens in texts, and the short ones that placements have.
-_TOKENS = re.compile(rf"({TOKEN.pattern}|(?<![0-9a-f])[0-9a-f]{{10}}(?![0-9a-f]))")
+#: Tokens in texts, and the short ones of arrays that placements follow.
+_TOKENS = re.compile(rf"({TOKEN.pattern}|(?:(?<=_f)|(?<![0-9a-f]))[0-9a-f]{{10}}(?![0-9a-f]))")
+
+#: Letters of the short tokens.
+SHORT = 10
 
 #: Types that are pickled by value.
 _PLAIN = {
@@ -71,6 +74,10 @@ class Source:
     layers: Mapping[str, Layer]
     objects: tuple[Any, ...]
     texts: tuple[str, ...] = ()
+
+    def names(self) -> Source:
+        """The same without layers and objects."""
+        return Source(self.heads, {}, (), self.texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +158,12 @@ class _Filling:
 
     def _pair(self, old: str, new: str) -> None:
         """Note that a name has taken the place of another one."""
-        before, after = TOKEN.findall(old), TOKEN.findall(new)
-        if TOKEN.sub("", old) != TOKEN.sub("", new) or len(before) != len(after):
+        before, after = NAME_TOKEN.findall(old), NAME_TOKEN.findall(new)
+        if NAME_TOKEN.sub("", old) != NAME_TOKEN.sub("", new):
             raise NoGapsError(f"the name {new!r} differs from {old!r}")
-        pairs = [*zip(before, after, strict=True), (short_token(old), short_token(new))]
-        for token, other in pairs:
+        for token, other in zip(
+            (*before, short_token(old)), (*after, short_token(new)), strict=True
+        ):
             if self._new.setdefault(token, other) != other:
                 raise NoGapsError(f"a token of the name {old!r} stands for several")
 
@@ -219,8 +227,8 @@ class _Writer(pickle.Pickler):
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
         self._origins = origins
         heads = [head for head in source.heads if isinstance(head, str)]
-        self._of_heads = {token for head in heads for token in TOKEN.findall(head)}
-        self._short = set(map(short_token, heads))
+        self._of_heads = {token for head in heads for token in NAME_TOKEN.findall(head)}
+        self._of_heads.update(map(short_token, heads))
         self._literal = {token for text in source.texts for token in TOKEN.findall(text)}
         if self._literal & self._of_heads:
             raise NoGapsError("a text has a token of a name")
@@ -313,9 +321,9 @@ class _Writer(pickle.Pickler):
         if token in self._origins:
             self._used.add(token)
             return True
-        if len(token) > 10 and token not in self._literal:
+        if len(token) > SHORT and token not in self._literal:
             raise NoGapsError(f"it is unknown what the token {token} was made of")
-        return len(token) == 10 and token in self._short
+        return False
 
     def made(self) -> dict[str, Any]:
         """By token, the parts of what it was made of."""

@@ -293,9 +293,7 @@ class Placing:
     def _location(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
         """The worker that has or will have a result; None if that is unknown."""
         if ts.who_has:
-            addresses = sorted((ws.address for ws in ts.who_has), key=self.homes.place)
-            index = ts.key[1:] if type(ts.key) is tuple else ()
-            return primary([i for i in index if isinstance(i, int)], addresses)
+            return self._primary(ts)
         if ts.key in homes:
             return homes[ts.key]
         if ts.key in self.roots.homes:
@@ -308,6 +306,16 @@ class Placing:
         if ts.worker_restrictions:
             return min(ts.worker_restrictions, key=self.homes.place)
         return None
+
+    def _primary(self, ts: TaskState) -> str:
+        """The worker that counts as that of a result: its home by its name, if that has it."""
+        addresses = sorted((ws.address for ws in ts.who_has or ()), key=self.homes.place)
+        name, *index = ts.key if type(ts.key) is tuple else (ts.key,)
+        if len(addresses) > 1 and (layer := self.homes.layer(name)) is not None:
+            home = layer.home(tuple(index))
+            if home in addresses:
+                return home
+        return primary([i for i in index if isinstance(i, int)], addresses)
 
     def _restrict_function(self) -> Callable[[TaskState, str], None]:
         """The function that restricts a task to its home worker, by the configuration."""

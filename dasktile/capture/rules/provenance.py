@@ -85,7 +85,7 @@ class TracedBlock(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(len(axis.positions) for axis in self.axes)
+        return tuple([len(axis.positions) for axis in self.axes])
 
 
 def same_positions(first: Positions, second: Positions) -> bool:
@@ -213,11 +213,13 @@ def _taken(axis: TracedAxis, entry: Any) -> TracedAxis:
             raise NotTraceable("a mask whose length is not that of its axis")
         chosen = np.flatnonzero(chosen)
     chosen = chosen.astype(np.int64)
-    if len(chosen) and not (-size <= chosen.min() and chosen.max() < size):
+    least, most = (chosen.min(), chosen.max()) if len(chosen) else (0, -1)
+    if not (-size <= least and most < size):
         raise NotTraceable("an index is out of bounds")
     if isinstance(axis.positions, range):
         # the range is not expanded: the axis may be long and the index short
-        chosen = np.where(chosen < 0, chosen + size, chosen)
+        if least < 0:
+            chosen = np.where(chosen < 0, chosen + size, chosen)
         return _picked(axis, axis.positions.start + axis.positions.step * chosen)
     return _picked(axis, axis.positions[chosen])
 

@@ -159,10 +159,10 @@ def needed_reads(
     layers
         Layers whose reads are followed; by default all.
     """
-    pending = _Pending(flatten([keys]))
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
         return
+    pending = _Pending(flatten([keys]))
     others: Container[Any] = ()
     if any(_is_legacy(name, graph.layers[name]) for name in followed):
         # in tasks written as tuples, only an existing key is a dependency

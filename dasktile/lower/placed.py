@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.highlevelgraph import HighLevelGraph
 from dask.optimization import default_fused_keys_renamer
@@ -28,8 +28,7 @@ from dasktile.schedule.ranks import rank_of, ranked_order
 Key = Any
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMemory:
+class TaskMemory(NamedTuple):
     """What is known of one task.
 
     Parameters

@@ -18,7 +18,6 @@ from dask.core import flatten
 from dasktile import config, decisions
 from dasktile.along_hosts import along_hosts
 from dasktile.capture.base import Captured
-from dasktile.capture.culling import count_needed
 from dasktile.capture.structure import Structured
 from dasktile.cheapest import NO_GAIN, PLANNING_SECONDS, cheapest
 from dasktile.cluster.located import blocks_there
@@ -144,7 +143,7 @@ def is_quick(request: Request) -> bool:
     most = min(MOST_QUICK, least_tasks(request.graph, request.names) // TASKS_PER_NEEDED)
     if len(set(wanted)) > most:
         return False
-    return count_needed(request.graph, request.keys, most) <= most
+    return request.needed.up_to(most) <= most
 
 
 def needs_no_plan(request: Request) -> bool:
@@ -242,7 +241,7 @@ def _is_small(request: Request, captured: Captured) -> bool:
     """
     if not _may_compare(request, captured) or request.machine.limit_given:
         return False
-    needed = count_needed(request.graph, request.keys, MOST_SMALL)
+    needed = request.needed.up_to(MOST_SMALL)
     if needed > MOST_SMALL:
         return False
     settings = request.machine.settings()

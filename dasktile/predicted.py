@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dask.blockwise import optimize_blockwise
-from dask.highlevelgraph import HighLevelGraph
 
-from dasktile.capture.culling import Needed, count_needed, least_run
+from dasktile.capture.culling import Counted, Needed, least_run
 from dasktile.lower.count import count_tasks
 from dasktile.lower.written import wanted_keys
 from dasktile.planning import Candidate, PlannedRequest, lower_plan, takes_time, wanted_blocks
@@ -38,7 +37,7 @@ def is_predictable(request: Request) -> bool:
     """Whether the input's own graph has few enough tasks to be simulated."""
     if count_tasks(request.graph, request.names) <= MAX_TASKS:
         return True
-    return count_needed(request.graph, request.keys, MAX_TASKS) <= MAX_TASKS
+    return request.needed.up_to(MAX_TASKS) <= MAX_TASKS
 
 
 def work_of(request: Request, planned: PlannedRequest) -> float:
@@ -118,16 +117,18 @@ class InputRun:
 
     def _has_more(self, tasks: int) -> bool:
         """Whether Dask surely runs more tasks than this."""
-        return least_run(self._merged, self._request.keys, tasks) > tasks
+        return self._least_run.up_to(tasks) > tasks
 
     @property
     def _calibration(self) -> Calibration | None:
         return self._request.machine.calibration
 
     @cached_property
-    def _merged(self) -> HighLevelGraph:
+    def _least_run(self) -> Counted:
+        """The number of tasks that Dask runs at least."""
         names = [(name,) for name in self._request.names]
-        return optimize_blockwise(self._request.graph, keys=names)
+        merged = optimize_blockwise(self._request.graph, keys=names)
+        return least_run(merged, self._request.keys)
 
 
 def wanted_keys_of(request: Request, needed: Mapping[str, Needed]) -> dict[str, Any]:

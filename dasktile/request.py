@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
 from dasktile.capture.base import ArrayInfo
+from dasktile.capture.culling import Counted, count_needed
 from dasktile.cluster.target import Machine
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member
@@ -26,7 +28,7 @@ Groups = tuple[Group, ...]
 _Axis = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """The arrays to tile, and the options.
 
@@ -61,6 +63,11 @@ class Request:
     groups: Groups = ()
     variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
+
+    @cached_property
+    def needed(self) -> Counted:
+        """The number of tasks that the wanted keys depend on."""
+        return count_needed(self.graph, self.keys)
 
     @property
     def names(self) -> list[str]:

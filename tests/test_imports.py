@@ -247,6 +247,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "request": (
         {
             "capture.base",
+            "capture.culling",
             "cluster.target",
             "collections.output_chunks",
             "collections.unpack",

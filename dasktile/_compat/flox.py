@@ -93,30 +93,37 @@ def flox_names() -> FloxNames | None:
     """The names of the flox that is loaded; None without one, or if it was not checked."""
     if "flox.dask" not in sys.modules or not _is_checked():
         return None
-    # not cached: another thread may be importing flox
     modules = (f"flox.{name}" for name in ("dask", "core", "reindex", "aggregations", "factorize"))
-    dask, core, reindex, aggregations, factorize = map(sys.modules.get, modules)
     try:
-        kinds = reindex.ReindexArrayType  # type: ignore[union-attr]
-        return FloxNames(
-            extract=dask._extract_result,  # type: ignore[union-attr]
-            aggregate=dask._aggregate,  # type: ignore[union-attr]
-            combine=dask._simple_combine,  # type: ignore[union-attr]
-            grouped=dask._grouped_combine,  # type: ignore[union-attr]
-            chunk=core.chunk_reduce,  # type: ignore[union-attr]
-            argchunk=core.chunk_argreduce,  # type: ignore[union-attr]
-            expand=dask._expand_dims,  # type: ignore[union-attr]
-            moments=aggregations.var_chunk,  # type: ignore[union-attr]
-            reduce=core._reduce_blockwise,  # type: ignore[union-attr]
-            reindex=dask.reindex_intermediates,  # type: ignore[union-attr]
-            strategy=reindex.ReindexStrategy,  # type: ignore[union-attr]
-            arrays=(kinds.AUTO, kinds.NUMPY),
-            reductions=aggregations.REDUCTIONS,  # type: ignore[union-attr]
-            codes=factorize._lazy_factorize_wrapper,  # type: ignore[union-attr]
-            ravel=factorize._ravel_factorized,  # type: ignore[union-attr]
-        )
+        return _names_of(*map(sys.modules.get, modules))
     except AttributeError:
         return None
+
+
+@cache
+def _names_of(dask: Any, core: Any, reindex: Any, aggregations: Any, factorize: Any) -> FloxNames:
+    """The names of some modules.
+
+    That some are missing is not kept: another thread may be importing flox.
+    """
+    kinds = reindex.ReindexArrayType
+    return FloxNames(
+        extract=dask._extract_result,
+        aggregate=dask._aggregate,
+        combine=dask._simple_combine,
+        grouped=dask._grouped_combine,
+        chunk=core.chunk_reduce,
+        argchunk=core.chunk_argreduce,
+        expand=dask._expand_dims,
+        moments=aggregations.var_chunk,
+        reduce=core._reduce_blockwise,
+        reindex=dask.reindex_intermediates,
+        strategy=reindex.ReindexStrategy,
+        arrays=(kinds.AUTO, kinds.NUMPY),
+        reductions=aggregations.REDUCTIONS,
+        codes=factorize._lazy_factorize_wrapper,
+        ravel=factorize._ravel_factorized,
+    )
 
 
 @cache

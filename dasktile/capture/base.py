@@ -234,6 +234,7 @@ class GraphView:
                 by_head.setdefault(head, []).append(name)
         layers: dict[str, Mapping[Key, Any]] = {}
         found: dict[str, dict[Key, GraphNode | None]] = {}
+        missing = object()
         seen = set(wanted)
         stack = list(seen)
         while stack:
@@ -241,9 +242,9 @@ class GraphView:
             for name in by_head.get(head_of(key), ()):
                 if name not in layers:
                     layers[name], found[name] = tasks_of(self.layers[name]), {}
-                if key not in layers[name]:
+                task = layers[name].get(key, missing)
+                if task is missing:
                     continue
-                task = layers[name][key]
                 reads = task.dependencies if isinstance(task, GraphNode) else None
                 if reads is None or (len(reads) == 1 and key in reads):
                     task = convert_legacy_graph({key: task}, self._known_keys(name)).get(key)

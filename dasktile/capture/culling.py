@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from graphlib import TopologicalSorter
-from itertools import islice
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +21,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured, GraphView
 from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import heads, heads_of, is_block, tasks_of
+from dasktile.capture.references import heads_of, is_block, keys_by_head, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -33,6 +32,9 @@ Needed = npt.NDArray[np.bool_]
 
 #: Packages whose functions have no side effects.
 _PURE = {"numpy", "scipy"}
+
+#: The type of nearly all block numbers, for a quick check of all of them.
+_PLAIN = frozenset({int})
 
 
 def needed_blocks(
@@ -61,8 +63,37 @@ def needed_blocks(
     return needed
 
 
-def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
-    """The number of tasks that the wanted keys depend on; more than `most` are not counted.
+class Counted:
+    """A number that is counted only as far as it has to be known, and from there on the next time.
+
+    Parameters
+    ----------
+    bounds
+        Lower bounds of the number, of which the last one is the number.
+    """
+
+    def __init__(self, bounds: Iterator[int]) -> None:
+        self._bounds = bounds
+        self._known = 0
+
+    def up_to(self, most: int) -> int:
+        """The number; ``most + 1`` if it is more.
+
+        Parameters
+        ----------
+        most
+            The number up to which is counted.
+        """
+        while self._known <= most:
+            known = next(self._bounds, None)
+            if known is None:
+                return self._known
+            self._known = known
+        return most + 1
+
+
+def count_needed(graph: HighLevelGraph, keys: Any) -> Counted:
+    """The number of tasks that the wanted keys depend on.
 
     Parameters
     ----------
@@ -70,22 +101,22 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
         The graph.
     keys
         The wanted keys, nested in any way.
-    most
-        Number of tasks beyond which no more are counted.
     """
-    if _has_more(keys, most):
-        return most + 1
-    count = 0
-    for _, reads, inputs in needed_reads(graph, keys):
-        count += len(reads)
-        # what they read is needed, too, and may be in layers that take long to look at
-        if max(count, len(inputs)) > most:
-            return most + 1
-    return count
+
+    def bounds() -> Iterator[int]:
+        yield _count_wanted(keys)
+        count = 0
+        for _, reads, inputs in needed_reads(graph, keys):
+            count += len(reads)
+            # what they read is needed, too, and may be in layers that take long to look at
+            yield max(count, len(inputs))
+        yield count
+
+    return Counted(bounds())
 
 
-def least_run(graph: HighLevelGraph, keys: Any, most: int) -> int:
-    """Tasks that run at least, after Dask has fused chains; more than `most` are not counted.
+def least_run(graph: HighLevelGraph, keys: Any) -> Counted:
+    """The number of tasks that run at least, after Dask has fused chains.
 
     A task is fused with what it reads only if it reads one task, which no other task reads.
 
@@ -95,24 +126,23 @@ def least_run(graph: HighLevelGraph, keys: Any, most: int) -> int:
         The graph, after Dask has merged its layers.
     keys
         The wanted keys, nested in any way.
-    most
-        Number of tasks beyond which no more are counted.
     """
-    if _has_more(keys, most):
-        return most + 1
-    count = 0
-    for _, reads, _ in needed_reads(graph, keys):
-        alone = Counter(next(iter(each)) for each in reads.values() if len(each) == 1)
-        count += len(reads) - sum(readers == 1 for readers in alone.values())
-        if count > most:
-            return most + 1
-    return count
+
+    def bounds() -> Iterator[int]:
+        yield _count_wanted(keys)
+        count = 0
+        for _, reads, _ in needed_reads(graph, keys):
+            alone = Counter(next(iter(each)) for each in reads.values() if len(each) == 1)
+            count += len(reads) - sum(readers == 1 for readers in alone.values())
+            yield count
+        yield count
+
+    return Counted(bounds())
 
 
-def _has_more(keys: Any, most: int) -> bool:
-    """Whether there are more wanted keys than a number; each has a task that runs."""
-    seen = set(islice(flatten([keys]), most + 1))
-    return len(seen) > most
+def _count_wanted(keys: Any) -> int:
+    """The number of wanted keys; each has a task that runs."""
+    return len(set(flatten([keys])))
 
 
 def needed_reads(
@@ -129,10 +159,10 @@ def needed_reads(
     layers
         Layers whose reads are followed; by default all.
     """
-    pending = _Pending(flatten([keys]))
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
         return
+    pending = _Pending(flatten([keys]))
     others: Container[Any] = ()
     if any(_is_legacy(name, graph.layers[name]) for name in followed):
         # in tasks written as tuples, only an existing key is a dependency
@@ -141,7 +171,7 @@ def needed_reads(
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
         reads = _reads(name, layer, pending.of(name, layer), others)
-        inputs = {key for dependencies in reads.values() for key in dependencies}
+        inputs = set[Any]().union(*reads.values())
         pending.add(inputs)
         pending.remove(reads)
         yield name, reads, inputs
@@ -155,13 +185,12 @@ class _Pending:
         self.add(keys)
 
     def add(self, keys: Iterable[Any]) -> None:
-        keys = list(keys)
-        for key, head in zip(keys, heads(keys), strict=True):
-            self._by_head[head].add(key)
+        for head, same in keys_by_head(keys).items():
+            self._by_head[head].update(same)
 
-    def remove(self, keys: Collection[Any]) -> None:
-        for key, head in zip(keys, heads(keys), strict=True):
-            self._by_head[head].discard(key)
+    def remove(self, keys: Iterable[Any]) -> None:
+        for head, same in keys_by_head(keys).items():
+            self._by_head[head].difference_update(same)
 
     def of(self, name: str, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""
@@ -194,17 +223,15 @@ def _reads(
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
     tasks = tasks_of(layer)
-    stack = [key for key in keys if key in tasks]
-    while stack:
-        key = stack.pop()
-        if key in reads:
-            continue
-        task = tasks[key]
-        if isinstance(task, GraphNode):
-            reads[key] = task.dependencies
-        else:
-            reads[key] = keys_in_tasks(cast(Any, others), [task])
-        stack += [other for other in reads[key] if other in tasks]
+    new: Iterable[Any] = keys
+    while new := [key for key in new if key in tasks and key not in reads]:
+        for key in new:
+            task = tasks[key]
+            is_legacy = not isinstance(task, GraphNode)
+            reads[key] = (
+                keys_in_tasks(cast(Any, others), [task]) if is_legacy else task.dependencies
+            )
+        new = set[Any]().union(*map(reads.__getitem__, new))
     if len(reads) < len(tasks):
         return {key: reads[key] for key in tasks if key in reads}
     return reads
@@ -212,19 +239,17 @@ def _reads(
 
 def _mark(needed: Mapping[str, Needed], keys: Iterable[Any]) -> None:
     """Mark the blocks that are among the keys; other keys of a layer have the same head."""
-    places: dict[str, list[Any]] = {}
-    for key in keys:
-        if not isinstance(key, tuple) or not key or key[0] not in needed:
+    for name, same in keys_by_head(keys).items():
+        blocks = needed.get(name)
+        if blocks is None:
             continue
-        blocks = needed[key[0]]
-        if is_block(key, key[0], blocks.shape):
-            place: tuple[Any, ...] = key[1:]
-            if not all(type(number) is int for number in place):
-                place = tuple(int(getattr(number, "real", number)) for number in place)
-            places.setdefault(key[0], []).append(place)
-    for name, marked in places.items():
-        # at once, as there may be very many
-        needed[name][tuple(np.array(marked, np.intp).T)] = True
+        places = [key[1:] for key in same if is_block(key, name, blocks.shape)]
+        for at, place in enumerate(places):
+            if not _PLAIN.issuperset(map(type, place)):
+                places[at] = tuple(int(getattr(number, "real", number)) for number in place)
+        if places:
+            # at once, as there may be very many
+            blocks[tuple(np.array(places, np.intp).T)] = True
 
 
 def has_effects(captured: Captured) -> list[bool]:

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from operator import getitem
 from typing import Any
 
 import dask.local
@@ -58,21 +59,18 @@ class Overlap:
         ]
         return math.prod(parts) + math.prod(self.numblocks)
 
-    def positions(self, block: Sequence[int]) -> tuple[range, ...]:
-        """The positions in the array of the elements of an extended block.
-
-        Parameters
-        ----------
-        block
-            The number of the block along every axis.
-        """
-        return tuple(
-            range(
-                max(edges[max(number - 1, 0)], edges[number] - before),
-                min(edges[min(number + 2, len(edges) - 1)], edges[number + 1] + after),
-            )
-            for edges, (before, after), number in zip(self.edges, self.depths, block, strict=True)
-        )
+    def positions(self) -> list[list[range]]:
+        """For every axis, the positions in the array of the elements of each extended block."""
+        return [
+            [
+                range(
+                    max(edges[max(number - 1, 0)], edges[number] - before),
+                    min(edges[min(number + 2, len(edges) - 1)], edges[number + 1] + after),
+                )
+                for number in range(len(edges) - 1)
+            ]
+            for edges, (before, after) in zip(self.edges, self.depths, strict=True)
+        ]
 
     def reads(self, keys: Iterable[Any]) -> dict[Any, Set[Any]]:
         """For every task of the layer that some of its keys depend on, the keys that it reads.
@@ -156,8 +154,9 @@ def _is_known() -> bool:
         made = dask.local.get_sync(
             {**tasks, **blocks}, [(overlap.name, *place) for place in places]
         )
+        positions = overlap.positions()
         return all(
-            np.array_equal(block, values[np.ix_(*overlap.positions(place))])
+            np.array_equal(block, values[np.ix_(*map(getitem, positions, place))])
             for place, block in zip(places, made, strict=True)
         )
     except Exception:

@@ -71,6 +71,18 @@ def heads(keys: Iterable[Key]) -> list[Any]:
     return [key[0] if type(key) is tuple and key else head_of(key) for key in keys]
 
 
+def keys_by_head(keys: Iterable[Key]) -> dict[Any, list[Key]]:
+    """Some keys by their heads."""
+    keys = list(keys)
+    every = heads(keys)
+    if len(set(every)) == 1:
+        return {every[0]: keys}
+    by_head: dict[Any, list[Key]] = {}
+    for head, key in zip(every, keys, strict=True):
+        by_head.setdefault(head, []).append(key)
+    return by_head
+
+
 def tasks_of(layer: Layer) -> Mapping[Key, Any]:
     """The tasks of a layer in a dict: a look-up in a layer itself calls functions of it."""
     return layer.mapping if isinstance(layer, MaterializedLayer) else dict(layer)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -92,11 +91,9 @@ class _Reads:
         undeclared: set[str] = set()
         arrays = {other: self.view.array(other) for other in declared if other != name}
         numblocks = {other: array.numblocks for other, array in arrays.items() if array is not None}
-        nodes = (task for task in tasks.values() if isinstance(task, GraphNode))
-        reads = dict.fromkeys(chain.from_iterable(node.dependencies for node in nodes))
-        for key in reads:
-            if key in tasks:
-                continue
+        nodes = [task for task in tasks.values() if isinstance(task, GraphNode)]
+        reads = set[Key]().union(*[node.dependencies for node in nodes])
+        for key in reads - tasks.keys():
             owner = head_of(key)
             counts = numblocks.get(owner)
             if counts is not None and is_block(key, owner, counts):

@@ -35,7 +35,7 @@ from dasktile.lower.names import part_layer_name
 from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import with_key
-from dasktile.lower.working import working_bytes
+from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import MARK, decode, token
 
 #: Of the tasks of a group, what each of them reads in it, and the sizes of their results.
@@ -156,6 +156,7 @@ class _Fusion:
     layer: list[str] = field(default_factory=list)
     #: Pairs of layers, each of a task and its reader, which are not fused.
     separate: set[tuple[str, str]] = field(default_factory=set)
+    light: LightTasks = field(default_factory=LightTasks)
 
     def __post_init__(self) -> None:
         #: By the name of a fusible layer, its tasks: a look-up in a layer calls functions of it.
@@ -169,11 +170,14 @@ class _Fusion:
         #: What each task reads.
         self.reads: list[list[int]] = []
         for task in self.tasks:
-            for read in task.dependencies:
-                if read not in self.number:
-                    self.number[read] = len(self.keys)
-                    self.keys.append(read)
-            self.reads.append(sorted([self.number[read] for read in task.dependencies]))
+            reads = []
+            for key in task.dependencies:
+                read = self.number.get(key)
+                if read is None:
+                    read = self.number[key] = len(self.keys)
+                    self.keys.append(key)
+                reads.append(read)
+            self.reads.append(sorted(reads))
         self.readers: list[list[int]] = [[] for _ in self.keys]
         for number, reads in enumerate(self.reads):
             for read in reads:
@@ -494,6 +498,8 @@ class _Fusion:
 
     def _working_alone(self, number: int) -> int:
         """Bytes that one task holds while it runs, besides its inputs and its result."""
+        if self.light.has(self.tasks[number]):
+            return 0
         inputs = {self.keys[read]: self.sizes[read] for read in self.reads[number]}
         return working_bytes(self.tasks[number], inputs, self.sizes[number], self._value)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.highlevelgraph import HighLevelGraph
 from dask.optimization import default_fused_keys_renamer
@@ -28,8 +28,7 @@ from dasktile.schedule.ranks import rank_of, ranked_order
 Key = Any
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMemory:
+class TaskMemory(NamedTuple):
     """What is known of one task.
 
     Parameters
@@ -362,20 +361,24 @@ def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
     keys = _sorted(tasks)
     number = {key: at for at, key in enumerate(keys)}
     reads = [
-        sorted(number[read] for read in tasks[key].dependencies if read in number) for key in keys
+        sorted([number[read] for read in tasks[key].dependencies if read in number]) for key in keys
     ]
-    data = DataNode(None, None)
+    data, references = DataNode(None, None), list(map(TaskRef, range(len(keys))))
     # the order treats data in its own way
     graph: dict[Any, Any] = {
-        at: data if type(tasks[key]) is DataNode else Task(at, _nothing, *map(TaskRef, reads[at]))
+        at: data
+        if type(tasks[key]) is DataNode
+        else Task(at, _nothing, *[references[read] for read in reads[at]])
         for at, key in enumerate(keys)
     }
     priorities = order(graph, return_stats=False)
     ordered = sorted(range(len(keys)), key=priorities.__getitem__)
-    place = {number: at for at, number in enumerate(ordered)}
+    place = [0] * len(keys)
+    for at, each in enumerate(ordered):
+        place[each] = at
     return (
-        [keys[number] for number in ordered],
-        [sorted(place[read] for read in reads[number]) for number in ordered],
+        [keys[each] for each in ordered],
+        [sorted([place[read] for read in reads[each]]) for each in ordered],
     )
 
 

@@ -87,17 +87,9 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
         return None
     if function is apply and task.args[0] is np.full_like:
         return _filled(*task.args[1:])
-    rule, call = _RULES.get(_name(function)), unwrap(function)
-    if function is join:
-        rule = _joined
-    elif call.function is np.zeros_like:
-        rule = partial(_zeros_like, **{**call.keywords, **task.kwargs})
-    elif call.function in (chunk_argtopk, argtopk_aggregate):
-        positions = call.function is argtopk_aggregate
-        rule = partial(_largest_pairs, positions, **{**call.keywords, **task.kwargs})
-    elif rule is None and any(_name(part).startswith("flox.") for part in called(function)):
-        labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None
-        rule = partial(_of_groups, function, labels, graph.unique)
+    rule = _joined if function is join else _RULES.get(_name(function))
+    if rule is None:
+        rule = _rule_of_arguments(task, graph)
     if rule is None:
         return None
     arguments = list(_flat(task.args))
@@ -105,6 +97,20 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
     known = [each for each in inputs if each is not None]
     literals = [each for each in arguments if not _is_task(each)]
     return rule(known, literals) if len(known) == len(inputs) else None
+
+
+def _rule_of_arguments(task: Any, graph: ResultGraph) -> Callable[..., KnownResult | None] | None:
+    """The rule of a function whose result depends on more than its inputs; None for others."""
+    function, call = task.func, unwrap(task.func)
+    if call.function is np.zeros_like:
+        return partial(_zeros_like, **{**call.keywords, **task.kwargs})
+    if call.function in (chunk_argtopk, argtopk_aggregate):
+        positions = call.function is argtopk_aggregate
+        return partial(_largest_pairs, positions, **{**call.keywords, **task.kwargs})
+    if any(_name(part).startswith("flox.") for part in called(function)):
+        labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None
+        return partial(_of_groups, function, labels, graph.unique)
+    return None
 
 
 def _last_result(task: Any, steps: Mapping[Key, Any], graph: ResultGraph) -> KnownResult | None:

@@ -39,7 +39,7 @@ from dasktile.lower.run_order import Edges
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
-from dasktile.lower.working import working_bytes
+from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any
@@ -217,16 +217,15 @@ class GraphTasks:
         #: The first item of every key.
         self.heads = [str(head_of(key)) for key in self.keys]
         number = self.number
-        self.reads = [
-            sorted([number[read] for read in task.dependencies if read in number])
-            for task in self.tasks
-        ]
+        self.reads: list[list[int]] = []
         #: By task, the keys that it reads and that no task of the graph has.
-        self.outside: dict[int, list[Key]] = {
-            at: sorted((read for read in task.dependencies if read not in number), key=repr)
-            for at, (task, reads) in enumerate(zip(self.tasks, self.reads, strict=True))
-            if len(task.dependencies) > len(reads)
-        }
+        self.outside: dict[int, list[Key]] = {}
+        for at, task in enumerate(self.tasks):
+            needs = task.dependencies
+            reads = sorted([number[read] for read in needs if read in number])
+            self.reads.append(reads)
+            if len(needs) > len(reads):
+                self.outside[at] = sorted([read for read in needs if read not in number], key=repr)
         self.edges = Edges(self.reads)
         self.readers = self.edges.readers
         self.inputs_first = self._inputs_first()
@@ -236,7 +235,8 @@ class GraphTasks:
         for at in self.unsized:
             # a result that may be large should not be kept from one bundle to another
             self.sizes[at] = limits.work // max(1, limits.tasks)
-        self.working = [self._working(at) for at in range(len(self.keys))]
+        light = LightTasks()
+        self.working = [self._working(at, light.has(task)) for at, task in enumerate(self.tasks)]
 
     @property
     def positions(self) -> int:
@@ -413,11 +413,13 @@ class GraphTasks:
         """Whether a task only cuts a part of one result."""
         return number in self.cuts
 
-    def _working(self, number: int) -> int:
+    def _working(self, number: int, is_light: bool) -> int:
         """Bytes that a task holds while it runs, besides its inputs and its result."""
         known = self.limits.working.get(self.keys[number])
         if known is not None:
             return known
+        if is_light:
+            return 0
         inputs = {self.keys[read]: self.sizes[read] for read in self.reads[number]}
         return working_bytes(self.tasks[number], inputs, self.sizes[number], self.data)
 

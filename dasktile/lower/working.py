@@ -25,6 +25,7 @@ from dasktile._compat.dask import (
     getter,
     getter_inline,
     getter_nofancy,
+    is_fused,
     mean_agg,
     mean_combine,
     moment_agg,
@@ -119,6 +120,47 @@ def working_bytes(
             if part in _BY_AXIS or (part in _MADE_COMPLEX and every < size):
                 held += size
     return int(held)
+
+
+class LightTasks:
+    """Tells which tasks of a graph surely hold nothing besides their inputs and their results.
+
+    Most functions are those of many tasks, so that it is found once for each of them.
+    """
+
+    def __init__(self) -> None:
+        #: By the identity of a function that tasks of the graph call, whether it holds nothing.
+        self._known: dict[int, bool] = {}
+
+    def has(self, task: Any) -> bool:
+        """Whether a task holds nothing else while it runs, whatever the sizes of its inputs.
+
+        Parameters
+        ----------
+        task
+            The task.
+        """
+        function = getattr(task, "func", None)
+        if function is None:
+            return True
+        if task.kwargs and task.kwargs.get("sum") is not None:
+            return False
+        known = self._known.get(id(function))
+        if known is None:
+            known = self._known[id(function)] = _holds_nothing(function)
+        return known
+
+
+def _holds_nothing(function: Any) -> bool:
+    """Whether a function holds nothing besides its inputs and its result."""
+    return not (is_fused(function) or function in _READING or any(map(_may_hold, called(function))))
+
+
+def _may_hold(part: Any) -> bool:
+    """Whether a function without other functions in it may hold something besides its result."""
+    if str(getattr(part, "__module__", "")).startswith("flox."):
+        return True
+    return callable(part) and (part in _COPIED or part in _BY_AXIS or part in _MADE_COMPLEX)
 
 
 def _held_by_flox(function: Any, results: int, inputs: int) -> float:

@@ -48,6 +48,30 @@ def conversion_tables(
     return tasks, joined
 
 
+class Conversions:
+    """`conversion_tables` of one program, each of which is found once.
+
+    Searches with several settings often cut arrays alike, and so do nodes that differ in what they
+    read.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Table, Table]] = {}
+
+    def tables(
+        self,
+        edge: Edge,
+        shape: Sequence[int],
+        made: tuple[Chunks, ...],
+        used: tuple[tuple[tuple[int, ...], ...], ...],
+    ) -> tuple[Table, Table]:
+        """What `conversion_tables` returns, which must not be changed."""
+        key = edge.axes, edge.chunks, tuple(shape), made, used
+        if key not in self._known:
+            self._known[key] = conversion_tables(edge, shape, made, used)
+        return self._known[key]
+
+
 def _distinct(values: Sequence[_Value]) -> tuple[list[_Value], list[int]]:
     """The distinct ones of some values, and for every value the number of the one it equals."""
     number: dict[_Value, int] = {}

@@ -34,7 +34,7 @@ from dasktile.ir import (
 )
 from dasktile.report.formatting import format_excess, format_limit
 from dasktile.tiling.candidates import Space, array_labels
-from dasktile.tiling.conversion import conversion_of, conversion_tables
+from dasktile.tiling.conversion import Conversions, conversion_of
 from dasktile.tiling.grid import Grid, sizes, split
 from dasktile.tiling.options import Option
 from dasktile.tiling.settings import Settings
@@ -119,6 +119,8 @@ class Splitter:
         True where tasks run on the workers of the plan.
     moving
         Roots whose blocks are made where they are read, in the chunks of the input graph.
+    conversions
+        Conversions that were counted for the same program.
     """
 
     space: Space
@@ -129,6 +131,7 @@ class Splitter:
     retile: bool = True
     placed: bool = False
     moving: Collection[int] = ()
+    conversions: Conversions = field(default_factory=Conversions)
     choices: list[Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
     families: dict[object, int] = field(default_factory=dict, repr=False)
@@ -521,7 +524,7 @@ class Splitter:
         It is negative where the producer's tasks are fused into those of the reader.
         """
         producer = self.space.program.nodes[edge.producer]
-        tasks, joined = conversion_tables(edge, producer.shape, made.chunks, used.cuts)
+        tasks, joined = self.conversions.tables(edge, producer.shape, made.chunks, used.cuts)
         if fused:
             saved = np.array([[_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dasktile.ir import Chunks, Kind, Program, TiledProgram, bounds, workers_of_positions
 from dasktile.tiling.candidates import Space
+from dasktile.tiling.conversion import Conversions
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import LocalCuts, Splitter
@@ -41,12 +42,15 @@ class SearchTables:
         Solutions, by the same, the method, and the settings of the search.
     own
         The input's own chunks, by the same; they are priced with the settings of the first search.
+    conversions
+        Conversions of tiles into others.
     """
 
     numbers: dict[Hashable, int] = field(default_factory=dict)
     costs: dict[int, Costs] = field(default_factory=dict)
     solutions: dict[Hashable, Solution] = field(default_factory=dict)
     own: dict[Hashable, Candidate] = field(default_factory=dict)
+    conversions: Conversions = field(default_factory=Conversions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,7 @@ class MeshPlanner:
             self.retile,
             self.placed,
             self.costs.moving(solution.states),
+            self.tables.conversions,
         ).run()
         workers = self.workers + self.idle
         tiled = TiledProgram(

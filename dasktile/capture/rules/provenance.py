@@ -85,7 +85,7 @@ class TracedBlock(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(len(axis.positions) for axis in self.axes)
+        return tuple([len(axis.positions) for axis in self.axes])
 
 
 def same_positions(first: Positions, second: Positions) -> bool:
@@ -213,11 +213,13 @@ def _taken(axis: TracedAxis, entry: Any) -> TracedAxis:
             raise NotTraceable("a mask whose length is not that of its axis")
         chosen = np.flatnonzero(chosen)
     chosen = chosen.astype(np.int64)
-    if len(chosen) and not (-size <= chosen.min() and chosen.max() < size):
+    least, most = (chosen.min(), chosen.max()) if len(chosen) else (0, -1)
+    if not (-size <= least and most < size):
         raise NotTraceable("an index is out of bounds")
     if isinstance(axis.positions, range):
         # the range is not expanded: the axis may be long and the index short
-        chosen = np.where(chosen < 0, chosen + size, chosen)
+        if least < 0:
+            chosen = np.where(chosen < 0, chosen + size, chosen)
         return _picked(axis, axis.positions.start + axis.positions.step * chosen)
     return _picked(axis, axis.positions[chosen])
 
@@ -424,9 +426,8 @@ class Trace:
             for name in reads
             if name not in names and (info := view.array(name)) is not None
         }
-        self._numblocks = {name: info.numblocks for name, info in self._arrays.items()}
-        #: By the name of an array, for every axis what its blocks have of it, by their numbers.
-        self._axes: dict[str, list[dict[int, TracedAxis]]] = {}
+        #: By the name of an array, or of overlaps, what `_axes_of` returns.
+        self._axes: dict[Any, list[dict[int, TracedAxis]]] = {}
         self._results: dict[Key, Any] = {}
 
     def block(self, key: Key) -> Any:
@@ -451,25 +452,37 @@ class Trace:
         """The array of another layer of which the key is a block, or None."""
         head = head_of(key)
         info = self._arrays.get(head) if isinstance(head, str) else None
-        return info if info is not None and is_block(key, head, self._numblocks[head]) else None
+        return info if info is not None and is_block(key, head, info.numblocks) else None
 
     def _source(self, key: Key) -> TracedBlock:
-        overlap = self._overlaps.get(head_of(key))
-        if overlap is not None:
-            if not is_block(key, overlap.name, overlap.numblocks):
-                raise UnknownFunction("a key that is not a block of an overlap")
-            extended = overlap.positions(tuple(map(int, key[1:])))
-            return TracedBlock(
-                overlap.array, tuple(itertools.starmap(TracedAxis, enumerate(extended)))
-            )
-        info = self.source(key)
-        if info is None:
-            raise UnknownFunction("a key that is not a block of an array")
-        known = self._axes.get(info.name)
+        name = head_of(key)
+        known = self._axes.get(name)
         if known is None:
-            known = self._axes[info.name] = _axes_of(info)
-        axes = tuple([each[number] for each, number in zip(known, key[1:], strict=True)])
-        return TracedBlock(info.name, axes)
+            known = self._axes[name] = self._axes_of(name)
+        numbers = key[1:] if isinstance(key, tuple) else (None,)
+        try:
+            axes = tuple([each[number] for each, number in zip(known, numbers, strict=True)])
+        except (KeyError, TypeError, ValueError):
+            raise UnknownFunction("a key that is not a block of an array") from None
+        overlap = self._overlaps.get(name)
+        return TracedBlock(name if overlap is None else overlap.array, axes)
+
+    def _axes_of(self, name: Any) -> list[dict[int, TracedAxis]]:
+        """For every axis of an array, or of overlaps, what each block has of it, by its number."""
+        overlap, array = self._overlaps.get(name), self._arrays.get(name)
+        if overlap is not None:
+            positions = overlap.positions()
+        elif array is not None:
+            positions = [
+                list(itertools.starmap(range, itertools.pairwise(bounds(sizes))))
+                for sizes in array.chunks
+            ]
+        else:
+            raise UnknownFunction("a key that is not a block of an array")
+        return [
+            {number: TracedAxis(axis, part) for number, part in enumerate(parts)}
+            for axis, parts in enumerate(positions)
+        ]
 
     def _run(self, node: Any) -> Any:
         kind = type(node)
@@ -507,17 +520,6 @@ class Trace:
             return move(*arguments, **words)
         except (TypeError, ValueError, IndexError) as error:
             raise UnknownFunction(f"arguments of an unsupported form: {error}") from error
-
-
-def _axes_of(array: ArrayInfo) -> list[dict[int, TracedAxis]]:
-    """For every axis of an array, what its blocks have of it, by their numbers."""
-    return [
-        {
-            number: TracedAxis(axis, range(lo, hi))
-            for number, (lo, hi) in enumerate(itertools.pairwise(bounds(sizes)))
-        }
-        for axis, sizes in enumerate(array.chunks)
-    ]
 
 
 def _overlap(view: GraphView, name: str) -> Overlap | None:

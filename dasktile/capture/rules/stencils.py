@@ -426,13 +426,14 @@ def _windows(
     if not layers:
         return None
     trace = Trace(view, *layers)
+    expected = [[range(*ends) for ends in each] for each in read]
     sources = set()
-    for place in np.ndindex(*new.numblocks):
+    for place in itertools.product(*map(range, new.numblocks)):
         block = trace.block((name, *place))
         if not isinstance(block, TracedBlock) or block.fixed or len(block.axes) != len(place):
             return None
         for axis, (part, number) in enumerate(zip(block.axes, place, strict=True)):
-            if part.source != axis or part.positions != range(*read[axis][number]):
+            if part.source != axis or part.positions != expected[axis][number]:
                 return None
         sources.add(block.name)
     return view.array(sources.pop()) if len(sources) == 1 else None

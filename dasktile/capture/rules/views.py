@@ -180,7 +180,7 @@ class _Slab:
 
 
 def _signature(block: TracedBlock) -> tuple[Any, ...]:
-    return block.name, tuple(axis.source for axis in block.axes), block.fixed
+    return block.name, tuple([axis.source for axis in block.axes]), block.fixed
 
 
 def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab], int]:

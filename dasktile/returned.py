@@ -15,6 +15,7 @@ from typing import Any
 from dasktile import choice
 from dasktile.cluster.target import Machine
 from dasktile.lower.count import count_tasks
+from dasktile.lower.gaps import NoGapsError
 from dasktile.lower.placed import GraphMemory, placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
@@ -96,6 +97,14 @@ class ReturnedPlan:
         tasks = placed_tasks(request.graph, wanted, *self.sizes, by_place=request.machine.placed)
         return predict_tasks(request.machine, 0.0, *tasks)
 
+    def positioned(self) -> list[str]:
+        """Names of layers for whose blocks positions may be kept, by short tokens of the names."""
+        if self.sizes is None:
+            return []
+        limits, _ = self.sizes
+        names = {**limits.size, **limits.placements, **limits.tiles}
+        return [name for name in names if isinstance(name, str)]
+
     def _is_for(self, machine: Machine) -> bool:
         """Whether runs of the plan on workers take what they take on those that it was made for."""
         same = machine.threads, machine.memory_limit, machine.room, machine.calibration
@@ -117,7 +126,15 @@ class _Store:
             if kept is None:
                 return None
             self._plans[names] = kept
-        return kept[0]()
+        make, weight = kept
+        try:
+            plan = make()
+        except NoGapsError:
+            return None
+        with self._lock:
+            if names in self._plans:
+                self._plans[names] = (lambda: plan), weight
+        return plan
 
     def put(self, names: frozenset[str], make: Callable[[], ReturnedPlan], weight: int) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
@@ -74,12 +74,15 @@ class _Template:
         What is known of the plan, and its weight; None if that was not kept.
     warnings
         What the user is warned of.
+    is_refused
+        True in place of a template that cannot be made.
     """
 
     graph: Gapped | None
     chunks: tuple[Chunks, ...] = ()
     returned: tuple[Gapped, int] | None = None
     warnings: tuple[str, ...] = ()
+    is_refused: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -124,6 +127,8 @@ class _Store:
     def put(self, key: bytes, template: _Template) -> None:
         with self._lock:
             self._kept.pop(key, None)
+            if template.nbytes > MOST_BYTES:
+                return
             self._kept[key] = template
             while len(self._kept) > MOST_TEMPLATES or self._bytes() > MOST_BYTES:
                 self._kept.pop(next(iter(self._kept)))
@@ -167,15 +172,17 @@ def written_again(
         _warn(written.warnings)
         return written.rewritten
     template = _store.get(asked.key)
-    if template is not None and (filled := _or_none(partial(_filled, template, asked, request))):
-        _warn(template.warnings)
-        return filled[0]
+    if template is not None and not template.is_refused:
+        filled = _or_none(partial(_filled, template, asked, request))
+        if filled is not None:
+            _warn(template.warnings)
+            return filled[0]
     with noted_origins() as origins:
         written = write(asked.read)
     _warn(written.warnings)
-    made = _or_none(partial(_made, written, asked, request, origins))
-    if made is not None:
-        _store.put(asked.key, made)
+    if template is None:
+        made = _or_none(partial(_made, written, asked, request, origins))
+        _store.put(asked.key, made or _Template(None, is_refused=True))
     return written.rewritten
 
 
@@ -259,7 +266,6 @@ def _made(
     gapped = with_gaps(graph, asked.source, origins)
     kept = None
     if returned is not None:
-        # what is known of tasks is kept by short tokens of their names
-        plan = with_gaps(replace(returned, sizes=None), asked.source.names(), origins)
+        plan = with_gaps(returned, asked.source.names(), origins, returned.positioned())
         kept = plan, returned.weight
     return _Template(gapped, chunks, kept, written.warnings)

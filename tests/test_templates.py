@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
+import pickle
 import random
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -40,6 +45,12 @@ def written() -> Iterator[list[Any]]:
 
 def graph_of(collections: Any) -> HighLevelGraph:
     return HighLevelGraph.merge(*(array.__dask_graph__() for array in arrays(collections)))
+
+
+def agree(planned: da.Array, array: da.Array) -> None:
+    """Check values; computed together, the two graphs would share what has the same keys."""
+    values = planned.compute(scheduler="sync")
+    np.testing.assert_allclose(values, array.compute(scheduler="sync"))
 
 
 def differs(one: Any, other: Any) -> str:
@@ -87,7 +98,7 @@ def test_steps_of_a_loop_are_written_once() -> None:
             y = da.random.default_rng(rng).random((400, 400), chunks=100)
             z = step(y, lazy)
             planned = dasktile.optimize(z)
-            np.testing.assert_allclose(*dask.compute(planned, z, scheduler="sync"))
+            agree(planned, z)
     assert len(graphs) == 1
     assert not np.array_equal(x, w)
 
@@ -154,7 +165,174 @@ def test_functions_that_differ_in_what_they_see_are_not_taken_for_each_other(
             y = x.map_blocks(make(factor), dtype=x.dtype)
             y = y.T @ y
             planned = dasktile.optimize(y)
-            np.testing.assert_allclose(*dask.compute(planned, y, scheduler="sync"))
+            agree(planned, y)
+
+
+def test_a_function_that_no_longer_works_element_by_element_is_planned_anew() -> None:
+    def applied(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda block: inner(block)
+
+    with machine(cluster()), written() as graphs:
+        for inner in (lambda block: block * 2, lambda block: np.cumsum(block, axis=1)):
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(applied(inner), dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
+
+
+def test_a_partial_that_a_function_sees_is_read() -> None:
+    def applied(inner: Callable[..., Any]) -> Callable[[Any], Any]:
+        bound = partial(inner, by=2.0)
+        return lambda block: bound(block)
+
+    def times(block: Any, by: float) -> Any:
+        return block * by
+
+    def summed(block: Any, by: float) -> Any:
+        return np.cumsum(block, axis=1) * by
+
+    summed.__qualname__, summed.__name__ = times.__qualname__, times.__name__
+    with machine(cluster()), written() as graphs:
+        for inner in (times, summed):
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(applied(inner), dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
+
+
+def test_the_module_of_a_wrapper_is_its_own() -> None:
+    def applied(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        globals()["INNER"] = inner
+
+        @wraps(math.sqrt)
+        def wrapper(block: Any) -> Any:
+            return INNER(block)  # noqa: F821
+
+        return wrapper
+
+    with machine(cluster()), written() as graphs:
+        for inner in (lambda block: block * 2, lambda block: np.cumsum(block, axis=1)):
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(applied(inner), dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
+
+
+def test_a_declaration_after_the_first_plan_counts() -> None:
+    scale = Scale(2.0)
+    with machine(cluster()), written() as graphs:
+        for declared in (False, True):
+            if declared:
+                dasktile.register_kernel(scale, elementwise=True)
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(scale, dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
+
+
+class Options(dict):
+    """A dict with an attribute."""
+
+    factor = 1.0
+
+
+class Partial(partial):
+    """A function with some arguments, and an attribute."""
+
+
+def options(factor: float) -> Options:
+    made = Options(one=1)
+    made.factor = factor
+    return made
+
+
+def partials(factor: float) -> Partial:
+    made = Partial(np.sin)
+    made.factor = factor
+    return made
+
+
+RECORD = np.dtype([("a", "f4"), ("b", "f8")])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (RECORD, np.dtype([("b", "f4"), ("a", "f8")])),
+        (np.dtype("f8", metadata={"k": 1}), np.dtype("f8", metadata={"k": 2})),
+        (np.zeros(1, RECORD)[0], np.zeros(1, np.dtype([("b", "f4"), ("a", "f8")]))[0]),
+        (options(2.0), options(3.0)),
+        ({"k": 1}, OrderedDict(k=1)),
+        ({1, 2}, frozenset({1, 2})),
+        (partials(2.0), partials(3.0)),
+        (0.0, -0.0),
+        (np.float64(0.0), np.float64(-0.0)),
+        (float("nan"), 1.0),
+        ("a" * 32, "b" * 32),
+        (np.array([0.0, 1.0]), np.array([0.0, -1.0])),
+        (np.ma.masked_array([1, 2], [0, 1]), np.ma.masked_array([1, 2], [1, 0])),
+        (np.array(["a-b", "c"], object), np.array(["a", "b-c"], object)),
+        (np.datetime64("2020-01-01"), np.datetime64("2020-01-02")),
+        (SimpleNamespace(k=1), SimpleNamespace(k=2)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_literals_that_differ_are_not_taken_for_each_other(first: Any, second: Any) -> None:
+    seen: list[Any] = []
+
+    def note(block: Any, value: Any) -> Any:
+        seen.append(value)
+        return block
+
+    with machine(cluster()):
+        for value in (first, second):
+            seen.clear()
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(note, value, dtype=x.dtype, meta=x._meta)
+            dasktile.optimize(y.T @ x).compute(scheduler="sync")
+            assert seen and all(pickle.dumps(each) == pickle.dumps(value) for each in seen)
+
+
+def test_an_empty_list_of_the_user_is_handed_on() -> None:
+    def note(block: Any, log: list[int]) -> Any:
+        log.append(1)
+        return block
+
+    with machine(cluster()), written() as graphs:
+        for seed in range(3):
+            log: list[int] = []
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            y = x.map_blocks(note, log, dtype=x.dtype, meta=x._meta)
+            dasktile.optimize(y.T @ x).compute(scheduler="sync")
+            assert len(log) == 16
+    assert len(graphs) == 1
+
+
+def test_large_values_that_functions_see_are_not_read() -> None:
+    table = dict.fromkeys(map(float, range(100_000)), 1.0)
+    with machine(cluster()), written() as graphs:
+        for seed in range(2):
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            y = x.map_blocks(lambda block: block * table[1.0], dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
+
+
+def test_data_of_filled_graphs_is_not_kept() -> None:
+    held = []
+    with machine(cluster()), written() as graphs:
+        for seed in range(3):
+            data, function = np.ones((400, 400)), doubled(2.0)
+            noise = da.random.default_rng(seed).random((400, 400), chunks=100)
+            y = da.from_array(data, chunks=100).T @ noise.map_blocks(function, dtype=float)
+            z = dasktile.optimize(y)
+            held += [weakref.ref(data), weakref.ref(function), weakref.ref(z.__dask_graph__())]
+            assert dasktile.explain(z).planned
+            del data, function, noise, y, z
+        assert len(graphs) == 1
+        graphs.clear()
+        gc.collect()
+    assert [each() for each in held] == [None] * 9
 
 
 def test_a_module_that_may_change_is_not_compared() -> None:
@@ -179,8 +357,7 @@ def test_which_of_two_functions_of_one_name_is_called_decides() -> None:
             y = x
             for function in functions:
                 y = y.map_blocks(function, dtype=x.dtype)
-            planned = dasktile.optimize(y.T @ y)
-            np.testing.assert_allclose(*dask.compute(planned, y.T @ y, scheduler="sync"))
+            agree(dasktile.optimize(y.T @ y), y.T @ y)
 
 
 @pytest.mark.parametrize("make", [da.random.default_rng, da.random.RandomState])
@@ -190,7 +367,7 @@ def test_random_numbers_are_those_of_the_request(make: Callable[[int], Any]) -> 
             x = make(seed).normal(size=(400, 400), chunks=100)
             y = x.T @ x
             planned = dasktile.optimize(y)
-            np.testing.assert_allclose(*dask.compute(planned, y, scheduler="sync"))
+            agree(planned, y)
 
 
 def test_data_that_was_changed_in_place_is_not_used() -> None:
@@ -210,7 +387,7 @@ def test_names_of_the_user_that_differ_are_planned_anew() -> None:
             x = da.from_array(np.ones((400, 400)), chunks=100, name=name)
             y = x.T @ x
             planned = dasktile.optimize(y)
-            np.testing.assert_allclose(*dask.compute(planned, y, scheduler="sync"))
+            agree(planned, y)
     assert len(graphs) == 2
 
 
@@ -224,15 +401,12 @@ def test_texts_that_are_names_of_arrays() -> None:
             y = x.map_blocks(tagged, x.name + other, dtype=x.dtype)
             z = y.T @ y
             planned = dasktile.optimize(z)
-            np.testing.assert_allclose(*dask.compute(planned, z, scheduler="sync"))
+            agree(planned, z)
 
 
 def test_templates_hold_neither_data_nor_functions_nor_graphs() -> None:
-    class Data(np.ndarray):
-        """An array of which there are weak references."""
-
     with machine(cluster()):
-        data = np.random.default_rng(0).random((400, 400)).view(Data)
+        data = np.random.default_rng(0).random((400, 400))
         function = doubled(2.0)
         x = da.from_array(data, chunks=100)
         y = x.T @ x.map_blocks(function, dtype=x.dtype)
@@ -257,7 +431,7 @@ def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with machine(cluster()):
         x = da.random.default_rng(0).random((260, 260), chunks=100)
         dasktile.optimize(x.T @ x)
-    assert not templates._store._kept
+    assert len(templates._store._kept) == 2
 
 
 def test_plans_of_filled_graphs_are_explained() -> None:
@@ -267,8 +441,6 @@ def test_plans_of_filled_graphs_are_explained() -> None:
             x = da.random.default_rng(seed).random((400, 400), chunks=100)
             y = dasktile.optimize(x.T @ x)
             texts.append(str(dasktile.explain(y)))
-            [number] = y.__dask_layers__()
-            assert number in y.__dask_graph__().layers
     assert texts[0] == texts[1]
 
 

@@ -6,23 +6,25 @@ futures and states of random numbers, which no plan looks into.
 
 from __future__ import annotations
 
+import dis
 import marshal
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from dask.sizeof import sizeof
 from dask.tokenize import TokenizationError, tokenize
 
 from dasktile.capture.user_kernels import lookup
 
-#: Bytes of arrays in a graph beyond which its constants are not compared: to read them takes longer
-#: than a plan may.
-MOST_BYTES = 2**25
+#: Bytes of arrays in a graph, bytes of an object, and values that functions see, beyond which its
+#: constants are not compared: to read them takes longer than a plan may.
+MOST_BYTES, MOST_OBJECT_BYTES, MOST_VALUES = 2**25, 2**20, 2_000
 
 #: States of random numbers.
 STATES = (
@@ -61,7 +63,7 @@ class Constants:
         self._met: list[Any] = []
         #: Numbers of the objects, by their ids.
         self._numbers: dict[int, int] = {}
-        self._bytes = 0
+        self._seen = _Seen()
 
     def value(self, value: Any) -> None:
         """Add a number, or a text without tokens."""
@@ -84,20 +86,20 @@ class Constants:
 
     def array(self, array: np.ndarray[Any, Any]) -> None:
         """Add the elements of an array."""
-        self._add(array, self._array)
+        self._add(array, self._seen.array)
 
-    def array_of_structure(self, array: np.ndarray[Any, Any]) -> None:
-        """Add an array whose elements are part of the structure."""
-        self._add(array, lambda own: "array")
+    def identity(self, value: Any) -> None:
+        """Add an object that is part of the structure: which one it is."""
+        self._add(value, lambda own: "same")
 
     def function(self, function: Callable[..., Any]) -> None:
         """Add what a function is made of."""
-        self._add(function, lambda own: _of_function(own, set()))
+        self._add(function, lambda own: self._seen.function(own, frozenset()))
 
     def object(self, value: Any) -> None:
         """Add an object of any type."""
         is_state = isinstance(value, STATES)
-        self._add(value, _of_state if is_state else _of_object)
+        self._add(value, _of_state if is_state else self._seen.object)
 
     def _add(self, value: Any, describe: Callable[[Any], Any]) -> None:
         if self.unknown:
@@ -110,31 +112,13 @@ class Constants:
         self.objects.append(value)
         try:
             self._met.append(describe(value))
-        except UnknownConstantError as error:
-            self.cannot(str(error))
-
-    def _array(self, array: np.ndarray[Any, Any]) -> Any:
-        self._bytes += array.nbytes
-        if self._bytes > MOST_BYTES:
-            raise UnknownConstantError("large arrays are not compared")
-        return _of_array(array)
+        except Exception as error:
+            # also those of methods of the user, and where objects contain each other
+            self.cannot(str(error) or type(error).__name__)
 
 
 def _of_state(state: Any) -> Any:
     return ("state", type(state).__name__)
-
-
-def _of_array(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.hasobject or type(array) is not np.ndarray:
-        return _of_object(array)
-    return blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).digest()
-
-
-def _of_object(value: Any) -> Any:
-    try:
-        return tokenize(value, ensure_deterministic=True)
-    except (TokenizationError, RuntimeError, TypeError, ValueError) as error:
-        raise UnknownConstantError(f"a constant of type {type(value).__name__}") from error
 
 
 def is_installed(function: Any) -> bool:
@@ -167,33 +151,104 @@ def _is_fixed(module: str) -> bool:
     return file is not None and any(file.startswith(folder) for folder in folders)
 
 
-def _of_function(function: Any, above: set[int]) -> Any:
-    """What decides of a function: its name, or its code and all that this refers to.
+class _Seen:
+    """Values and functions as far as they decide, and how much of them was read."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._values = 0
+
+    def array(self, array: np.ndarray[Any, Any]) -> Any:
+        """What decides of an array."""
+        self._bytes += array.nbytes
+        if self._bytes > MOST_BYTES:
+            raise UnknownConstantError("large arrays are not compared")
+        if type(array) is not np.ndarray or not is_plain(array.dtype):
+            raise UnknownConstantError(f"an array of type {type(array).__name__}, {array.dtype}")
+        return blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).digest()
+
+    def object(self, value: Any) -> Any:
+        """What decides of an object of any type, by Dask's rules for names of keys."""
+        if sizeof(value) > MOST_OBJECT_BYTES:
+            raise UnknownConstantError("large objects are not compared")
+        try:
+            return tokenize(value, ensure_deterministic=True)
+        except TokenizationError as error:
+            raise UnknownConstantError(f"a value of type {type(value).__name__}") from error
+
+    def function(self, function: Any, above: frozenset[int]) -> Any:
+        """What decides of a function: its name, or its code and all that this refers to.
+
+        Parameters
+        ----------
+        function
+            The function.
+        above
+            Ids of the functions that refer to it.
+        """
+        declared = lookup(function)
+        use = "" if declared is None else repr(declared)
+        if is_installed(function):
+            return (
+                "installed",
+                _text(function, "__module__"),
+                _text(function, "__qualname__"),
+                use,
+            )
+        if isinstance(function, types.MethodType):
+            own = function.__self__
+            return ("method", self.function(function.__func__, above), self.value(own, above), use)
+        if type(function) is partial:
+            given = [function.args, function.keywords]
+            inner = self.function(function.func, above)
+            return ("partial", inner, [self.value(each, above) for each in given], use)
+        if not isinstance(function, types.FunctionType):
+            return ("object", self.object(function), use)
+        if id(function) in above:
+            return ("itself", function.__qualname__)
+        above = above | {id(function)}
+        seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
+        # not the module in whose name it may be, as that of a function which it wraps
+        if not _is_fixed(str(function.__globals__.get("__name__", ""))):
+            seen += _globals(function)
+        own = [self.value(value, above) for value in seen]
+        return ("code", function.__module__, marshal.dumps(function.__code__, 2), own, use)
+
+    def value(self, value: Any, above: frozenset[int]) -> Any:
+        """What decides of a value that a function sees."""
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise UnknownConstantError("functions that see many values are not compared")
+        kind = type(value)
+        if value is None or kind in (bool, int, float, complex, str, bytes):
+            return (kind.__name__, value)
+        if kind in (tuple, list):
+            return (kind.__name__, [self.value(item, above) for item in value])
+        if kind is dict:
+            items = [item for pair in value.items() for item in pair]
+            return ("dict", [self.value(item, above) for item in items])
+        if isinstance(value, types.ModuleType):
+            if not _is_fixed(value.__name__):
+                raise UnknownConstantError(f"the module {value.__name__}, which may change")
+            return ("module", value.__name__)
+        if isinstance(value, np.ndarray):
+            return ("array", value.dtype.str, value.shape, self.array(value))
+        if isinstance(value, (types.FunctionType, types.MethodType, partial)):
+            return self.function(value, above)
+        return (
+            self.function(value, above) if is_installed(value) else ("object", self.object(value))
+        )
+
+
+def is_plain(dtype: np.dtype[Any]) -> bool:
+    """Whether all of a data type is in its short form: it has no fields, metadata or objects.
 
     Parameters
     ----------
-    function
-        The function.
-    above
-        Ids of the functions that refer to it.
+    dtype
+        The data type.
     """
-    declared = lookup(function)
-    use = "" if declared is None else repr(declared)
-    if is_installed(function):
-        return ("installed", _text(function, "__module__"), _text(function, "__qualname__"), use)
-    if isinstance(function, types.MethodType):
-        own = function.__self__
-        return ("method", _of_function(function.__func__, above), _of_value(own, above), use)
-    if not isinstance(function, types.FunctionType):
-        return ("object", _of_object(function), use)
-    if id(function) in above:
-        return ("itself", function.__qualname__)
-    above = {*above, id(function)}
-    seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
-    if not _is_fixed(function.__module__ or ""):
-        seen += _globals(function)
-    own = [_of_value(value, above) for value in seen]
-    return ("code", function.__module__, marshal.dumps(function.__code__, 2), own, use)
+    return dtype.kind in "biufcmMSU" and dtype.metadata is None
 
 
 def _text(function: Any, attribute: str) -> str:
@@ -210,33 +265,19 @@ def _cells(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _globals(function: types.FunctionType) -> Iterator[Any]:
-    """What a function may see of its module, in the order of its code."""
-    names: dict[str, None] = {}
-    stack = [function.__code__]
-    while stack:
-        code = stack.pop()
-        names.update(dict.fromkeys(code.co_names))
-        stack += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    """What a function sees of its module, in the order of its code."""
+    names = _global_names(function.__code__)
     return (function.__globals__[name] for name in names if name in function.__globals__)
 
 
-def _of_value(value: Any, above: set[int]) -> Any:
-    """What decides of a value that a function sees."""
-    if value is None or type(value) in (bool, int, float, complex, str, bytes):
-        return (type(value).__name__, value)
-    if type(value) in (tuple, list):
-        return (type(value).__name__, [_of_value(item, above) for item in value])
-    if type(value) is dict:
-        pairs = [(_of_value(key, above), _of_value(item, above)) for key, item in value.items()]
-        return ("dict", pairs)
-    if isinstance(value, types.ModuleType):
-        if not _is_fixed(value.__name__):
-            raise UnknownConstantError(f"the module {value.__name__}, which may change")
-        return ("module", value.__name__)
-    if isinstance(value, np.ndarray):
-        if value.nbytes > MOST_BYTES:
-            raise UnknownConstantError("large arrays are not compared")
-        return ("array", value.dtype.str, value.shape, _of_array(value))
-    if isinstance(value, (types.FunctionType, types.MethodType)) or is_installed(value):
-        return _of_function(value, above)
-    return ("object", _of_object(value))
+@lru_cache(maxsize=1024)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names of globals in a code, and in those of the functions in it."""
+    names: dict[str, None] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names[instruction.argval] = None
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            names.update(dict.fromkeys(_global_names(part)))
+    return tuple(names)

@@ -15,6 +15,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -22,12 +23,15 @@ import numpy as np
 from dask.blockwise import Blockwise, BlockwiseDep
 from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
+from tlz import curry  # type: ignore[import-untyped]
+from tlz.functoolz import Compose  # type: ignore[import-untyped]
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef, blockwise_token
-from dasktile.capture.constants import Constants
+from dasktile.capture.constants import Constants, is_plain
 from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.references import Key, heads_of, tasks_of
 from dasktile.capture.rules.sources import has_value, is_partial, store_of
+from dasktile.capture.user_kernels import lookup
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
 
 #: Start of the keys that stand for arguments in the task of a Blockwise layer.
@@ -45,9 +49,6 @@ NAME_TOKEN = re.compile(rf"{TOKEN.pattern}|(?<=_f)[0-9a-f]{{10}}(?=\.)")
 
 #: Modules of arguments whose blocks differ only in what is read here.
 _BLOCKWISE_DEPS = {"dask.blockwise", "dask.layers"}
-
-#: Types of functions that do not consist of others.
-_PLAIN = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
@@ -127,9 +128,15 @@ class Names:
         return ("tuple", self.literals(value))
 
     def _list(self, value: list[Any]) -> Any:
+        if not value:
+            # a function may fill it
+            self.constants.identity(value)
         return ("list", self.literals(value))
 
     def _set(self, value: Iterable[Any]) -> Any:
+        self.constants.value(type(value).__name__)
+        if not value:
+            self.constants.identity(value)
         return ("set", self.literals(sorted(value, key=repr)))
 
     def _slice(self, value: slice) -> Any:
@@ -150,7 +157,7 @@ class Names:
     def _read(self, key: Key) -> Any:
         """A key that a task reads."""
         number = self.heads.get(key[0]) if type(key) is tuple and key else self.heads.get(key)
-        if number is None:
+        if number is None and not _is_argument(key):
             self.constants.cannot("a task reads what is not in the graph")
         return self.key(key)
 
@@ -181,7 +188,10 @@ class Names:
         known = self._functions.get(id(function))
         if known is None:
             own = self._function(function)
-            if type(function) in _PLAIN:
+            use = lookup(function)
+            if use is not None:
+                self.constants.value(repr(use))
+            if not _consists_of_others(function):
                 self.constants.function(function)
             # the function is kept, so that no other one gets its id
             known = self._functions[id(function)] = (own, len(self._functions), function)
@@ -204,7 +214,7 @@ class Names:
         name = _name(function)
         if isinstance(function, _FUNCTIONS):
             return ("function", *name, inspect.iscoroutinefunction(function))
-        return ("callable", *name, self._object(function))
+        return ("callable", *name, self._described(function))
 
     def _name_of(self, kind: type) -> Any:
         name = self._kinds.get(kind)
@@ -265,6 +275,11 @@ class Names:
         return short
 
     def _mapping(self, value: Mapping[Any, Any]) -> Any:
+        if type(value) is not dict:
+            # there may be more to it than its items
+            self.constants.object(value)
+        elif not value:
+            self.constants.identity(value)
         # the tasks of a fused one, by their keys
         is_graph = any(isinstance(item, (GraphNode, TaskRef)) for item in value.values())
         name: Callable[[Any], Any] = self.key if is_graph else self.literal
@@ -276,7 +291,7 @@ class Names:
         described = ("array", array.dtype.str, array.shape)
         are_integers = array.dtype.kind in "iub"
         if are_integers and type(array) is np.ndarray:
-            self.constants.array_of_structure(array)
+            self.constants.identity(array)
         else:
             self.constants.array(array)
         if not are_integers:
@@ -287,6 +302,9 @@ class Names:
         return (*described, blake2b(array.tobytes()).digest())
 
     def _scalar(self, value: Any) -> Any:
+        dtype = value if isinstance(value, np.dtype) else value.dtype
+        if not is_plain(dtype):
+            self.constants.cannot(f"a value of the data type {dtype}")
         if isinstance(value, np.dtype):
             return ("dtype", value.str)
         exact = isinstance(value, (np.integer, np.bool_))
@@ -312,6 +330,10 @@ class Names:
     def _object(self, value: Any) -> Any:
         """An object of an unknown type: an array-like, maybe in a store."""
         self.constants.object(value)
+        return self._described(value)
+
+    def _described(self, value: Any) -> Any:
+        """The type of an object, and what it says of its shape."""
         shape = getattr(value, "shape", None)
         if shape is None:
             return self._name_of(type(value))
@@ -360,6 +382,11 @@ _PARENTS: tuple[tuple[Any, Any], ...] = (
     ((np.dtype, np.generic), Names._scalar),
     (BlockwiseDep, Names._blockwise_dep),
 )
+
+
+def _consists_of_others(function: Any) -> bool:
+    """Whether all that decides of a function are other functions, and what it was called with."""
+    return type(function) in (partial, types.MethodType, curry, Compose)
 
 
 def _name(function: Any) -> tuple[str, str]:
@@ -506,12 +533,11 @@ def _blockwise(layer: Blockwise, names: Names) -> Any:
     def argument(part: Any, symbols: Sequence[Any] | None) -> Any:
         if symbols is not None:
             dep = layer.io_deps.get(part)
-            return names.number(part) if dep is None else names.literal(dep)
+            number = names.number(part)
+            return number if dep is None else (number, names.literal(dep))
         return names.literal(part)
 
     blocks = layer.output_blocks
-    for argument_key in sorted(filter(_is_argument, layer.task.dependencies)):
-        names.number(argument_key)
     return (
         names.number(layer.output),
         layer.output_indices,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -42,6 +42,9 @@ _PLAIN = {
     *(int, float, complex, bool, bytes, type(None), type(...)),
     *(tuple, list, dict, set, frozenset, slice, range),
 }
+
+#: Those of them that a function may fill, so that an empty one of the graph is handed on.
+_FILLED = {list, dict, set}
 
 #: Types of which no value changes, or has a name.
 _FIXED = (np.generic, np.dtype, Enum)
@@ -132,10 +135,13 @@ class _Tokens:
         The heads of the graph that it was made of.
     made
         By token, the parts of what it was made of.
+    short
+        By short token, the parts of the name that it stands for.
     """
 
     heads: tuple[Any, ...]
     made: Mapping[str, _Pieces | tuple[_Pieces, ...]]
+    short: Mapping[str, _Pieces]
 
 
 class _Filling:
@@ -144,6 +150,7 @@ class _Filling:
     def __init__(self, source: Source, tokens: _Tokens) -> None:
         self.source = source
         self._made = tokens.made
+        self._short = tokens.short
         self._new: dict[str, str] = {}
         if len(source.heads) != len(tokens.heads):
             raise NoGapsError("the graph has another number of names")
@@ -171,7 +178,11 @@ class _Filling:
         """The token in place of another one."""
         new = self._new.get(token)
         if new is None:
-            new = self._new[token] = self._remade(token) if token in self._made else token
+            if token in self._short:
+                new = short_token(self.text(self._short[token]))
+            else:
+                new = self._remade(token) if token in self._made else token
+            self._new[token] = new
         return new
 
     def _remade(self, token: str) -> str:
@@ -194,7 +205,9 @@ class _Reader(pickle.Unpickler):
         return self._values[number]
 
 
-def with_gaps(value: Any, source: Source, origins: Mapping[str, Origin]) -> Gapped:
+def with_gaps(
+    value: Any, source: Source, origins: Mapping[str, Origin], names: Iterable[str] = ()
+) -> Gapped:
     """A value in which names, and what is handed on, are left open.
 
     Parameters
@@ -205,6 +218,8 @@ def with_gaps(value: Any, source: Source, origins: Mapping[str, Origin]) -> Gapp
         The graph that it was made of.
     origins
         What the tokens were made of that are in no name of that graph.
+    names
+        Names whose short tokens the value may have.
 
     Raises
     ------
@@ -212,18 +227,24 @@ def with_gaps(value: Any, source: Source, origins: Mapping[str, Origin]) -> Gapp
         If a part of the value may have a name that cannot be left open.
     """
     buffer = io.BytesIO()
-    writer = _Writer(buffer, source, origins)
+    writer = _Writer(buffer, source, origins, names)
     try:
         writer.dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise NoGapsError(str(error)) from error
     pickled = buffer.getvalue()
-    tokens = _Tokens(source.heads, writer.made())
+    tokens = _Tokens(source.heads, writer.made(), writer.short)
     return Gapped(pickled, writer.gaps, tokens, len(pickled) + writer.nbytes)
 
 
 class _Writer(pickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, source: Source, origins: Mapping[str, Origin]) -> None:
+    def __init__(
+        self,
+        buffer: io.BytesIO,
+        source: Source,
+        origins: Mapping[str, Origin],
+        names: Iterable[str],
+    ) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
         self._origins = origins
         heads = [head for head in source.heads if isinstance(head, str)]
@@ -244,12 +265,15 @@ class _Writer(pickle.Pickler):
         self._numbers: dict[int, int] = {}
         #: Tokens that are made again.
         self._used: set[str] = set()
+        self.short: dict[str, _Pieces] = {}
+        self._copied: list[Any] = []
         self.gaps: list[Callable[[_Filling], Any]] = []
         self.nbytes = 0
+        self.short = {short_token(name): self._pieces(name) for name in names}
 
     def persistent_id(self, value: Any) -> int | None:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in _PLAIN and (value or kind not in _FILLED or id(value) not in self._object):
             return None
         if kind is str:
             if value not in self._texts:
@@ -294,6 +318,8 @@ class _Writer(pickle.Pickler):
         self.nbytes += value.nbytes
         if self.nbytes > MOST_BYTES:
             raise NoGapsError("large arrays are not kept")
+        # no other value gets its id while this one is written
+        self._copied.append(value)
         return value.copy()
 
     def _text(self, text: str) -> int | None:
@@ -316,7 +342,7 @@ class _Writer(pickle.Pickler):
         return tuple(pieces)
 
     def _changes(self, token: str) -> bool:
-        if token in self._of_heads:
+        if token in self._of_heads or token in self.short:
             return True
         if token in self._origins:
             self._used.add(token)

@@ -216,10 +216,10 @@ class _Seen:
 
     def value(self, value: Any, above: frozenset[int]) -> Any:
         """What decides of a value that a function sees."""
-        self._values += 1
+        kind = type(value)
+        self._values += 1 + (len(value) if kind in (tuple, list, dict) else 0)
         if self._values > MOST_VALUES:
             raise UnknownConstantError("functions that see many values are not compared")
-        kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
             return (kind.__name__, value)
         if kind in (tuple, list):

@@ -900,9 +900,9 @@ def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) ->
     calls: list[Any] = []
     chosen_plan = pipeline.chosen_plan
 
-    def counted(request: Any) -> Any:
+    def counted(request: Any, read: Any) -> Any:
         calls.append(request)
-        return chosen_plan(request)
+        return chosen_plan(request, read)
 
     monkeypatch.setattr(pipeline, "chosen_plan", counted)
     [values] = dasktile.compute(planned, workers=4)

@@ -786,8 +786,8 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
     monkeypatch.setattr(predicted, "predicted_input", lambda *each: inputs.append(each))
     plans: list[Candidate] = []
 
-    def chosen(request: Any) -> Candidate:
-        plan = choice.chosen_plan(request)
+    def chosen(request: Any, read: Any) -> Candidate:
+        plan = choice.chosen_plan(request, read)
         assert plan is not None
         plans.append(plan)
         return plan

@@ -163,7 +163,8 @@ class _Seen:
         self._bytes += array.nbytes
         if self._bytes > MOST_BYTES:
             raise UnknownConstantError("large arrays are not compared")
-        if type(array) is not np.ndarray or not is_plain(array.dtype):
+        is_known = is_plain(array.dtype) and not array.dtype.hasobject
+        if type(array) is not np.ndarray or not is_known:
             raise UnknownConstantError(f"an array of type {type(array).__name__}, {array.dtype}")
         return blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).digest()
 
@@ -241,14 +242,14 @@ class _Seen:
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether all of a data type is in its short form: it has no fields, metadata or objects.
+    """Whether all of a data type is in its short form: it has no fields and no metadata.
 
     Parameters
     ----------
     dtype
         The data type.
     """
-    return dtype.kind in "biufcmMSU" and dtype.metadata is None
+    return dtype.kind in "biufcmMSUO" and dtype.metadata is None
 
 
 def _text(function: Any, attribute: str) -> str:

@@ -499,6 +499,8 @@ def _notes(layer: Layer, names: Names) -> Any:
     """What is decided by the annotations of a layer."""
     notes = layer.collection_annotations or {}
     dtype, chunks = notes.get("dtype"), notes.get("chunks")
+    if isinstance(dtype, np.dtype) and not is_plain(dtype):
+        names.constants.cannot(f"an array of the data type {dtype}")
     own = layer.annotations
     return (
         getattr(dtype, "str", str(dtype)),

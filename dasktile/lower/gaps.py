@@ -35,7 +35,7 @@ from dasktile.schedule.placement import token as short_token
 _TOKENS = re.compile(rf"({TOKEN.pattern}|(?:(?<=_f)|(?<![0-9a-f]))[0-9a-f]{{10}}(?![0-9a-f]))")
 
 #: Letters of the short tokens.
-SHORT = 10
+_SHORT = 10
 
 #: Types that are pickled by value.
 _PLAIN = {
@@ -197,6 +197,8 @@ class _Filling:
 
 
 class _Reader(pickle.Unpickler):
+    """Reads a value with what fills its gaps, by number."""
+
     def __init__(self, pickled: bytes, values: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(pickled))
         self._values = values
@@ -238,6 +240,8 @@ def with_gaps(
 
 
 class _Writer(pickle.Pickler):
+    """Pickles a value, and numbers the gaps in it."""
+
     def __init__(
         self,
         buffer: io.BytesIO,
@@ -265,10 +269,11 @@ class _Writer(pickle.Pickler):
         self._numbers: dict[int, int] = {}
         #: Tokens that are made again.
         self._used: set[str] = set()
-        self.short: dict[str, _Pieces] = {}
         self._copied: list[Any] = []
         self.gaps: list[Callable[[_Filling], Any]] = []
         self.nbytes = 0
+        #: By short token, the parts of a name; a name has no short token of another of them.
+        self.short: dict[str, _Pieces] = {}
         self.short = {short_token(name): self._pieces(name) for name in names}
 
     def persistent_id(self, value: Any) -> int | None:
@@ -347,7 +352,7 @@ class _Writer(pickle.Pickler):
         if token in self._origins:
             self._used.add(token)
             return True
-        if len(token) > SHORT and token not in self._literal:
+        if len(token) > _SHORT and token not in self._literal:
             raise NoGapsError(f"it is unknown what the token {token} was made of")
         return False
 

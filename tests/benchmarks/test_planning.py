@@ -35,8 +35,8 @@ def test_the_stages_of_a_plan_are_timed() -> None:
 def test_the_second_plan_of_a_workload_is_timed() -> None:
     workload = WORKLOADS["coiled.sum_residuals"]
     row = planned_again(workload, 0.1, 4, 1, planning.forget)
-    assert row["first"] >= row["deciding_first"] > 0
-    assert row["again"] >= row["deciding_again"]
+    assert row["first"] > 0
+    assert row["again"] > 0
 
 
 def test_the_hook_is_timed() -> None:

@@ -273,6 +273,7 @@ RECORD = np.dtype([("a", "f4"), ("b", "f8")])
         (np.ma.masked_array([1, 2], [0, 1]), np.ma.masked_array([1, 2], [1, 0])),
         (np.array(["a-b", "c"], object), np.array(["a", "b-c"], object)),
         (np.datetime64("2020-01-01"), np.datetime64("2020-01-02")),
+        (np.timedelta64(10, "m"), np.timedelta64(10, "s")),
         (SimpleNamespace(k=1), SimpleNamespace(k=2)),
     ],
     ids=lambda value: type(value).__name__,

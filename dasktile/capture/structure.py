@@ -307,7 +307,8 @@ class Names:
             self.constants.cannot(f"a value of the data type {dtype}")
         if isinstance(value, np.dtype):
             return ("dtype", value.str)
-        exact = isinstance(value, (np.integer, np.bool_))
+        # differences of times are integers by their class
+        exact = dtype.kind in "iub"
         if not exact:
             self.constants.array(np.asarray(value))
         return (value.dtype.str, int(value) if exact else "")

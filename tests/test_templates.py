@@ -66,7 +66,7 @@ def differs(one: Any, other: Any) -> str:
 def test_a_template_makes_the_graph_that_is_written_anew(config: dict[str, Any]) -> None:
     filled = 0
     with machine(cluster()), dask.config.set(config):
-        for seed in range(25):
+        for seed in range(14):
             keep_chunks = seed % 3 == 0
             expressions = []
             for salt in "ab":
@@ -82,7 +82,7 @@ def test_a_template_makes_the_graph_that_is_written_anew(config: dict[str, Any])
             with dask.config.set({"dasktile.reuse-plans": False}):
                 anew = dasktile.optimize(*expressions[1], keep_chunks=keep_chunks)
             assert not differs(again, anew)
-    assert filled > 15
+    assert filled > 7
 
 
 def step(x: da.Array, w: da.Array) -> da.Array:

@@ -214,17 +214,23 @@ def chosen_plan(request: Request, read: Structured | None = None) -> Candidate |
     # where no plans are compared, tiles are all that is decided, and those are kept
     asked = None
     if _compares(request):
-        asked = _or_none(partial(decisions.asked, request, captured, read))
-    chosen = None if asked is None else _or_none(partial(decisions.recall, asked))
+        asked = or_none(partial(decisions.asked, request, captured, read))
+    chosen = None if asked is None else or_none(partial(decisions.recall, asked))
     if chosen is None:
         chosen = _chosen(request, captured)
         if asked is not None:
-            _or_none(partial(decisions.remember, asked, chosen))
+            or_none(partial(decisions.remember, asked, chosen))
     return chosen
 
 
-def _or_none(function: Callable[[], _Result | None]) -> _Result | None:
-    """What a function returns; None if it raises an error, without which a plan is right, too."""
+def or_none(function: Callable[[], _Result | None]) -> _Result | None:
+    """What a function returns; None if it raises an error, without which a plan is right, too.
+
+    Parameters
+    ----------
+    function
+        Predicts a run, or looks up a plan.
+    """
     try:
         return function()
     except Exception:
@@ -251,7 +257,7 @@ def _is_small(request: Request, captured: Captured) -> bool:
     planning = LEAST_PLANNING + PLANNING_SECONDS * tasks
     if alone > planning:
         return False
-    run = _or_none(partial(predicted_input, request, wanted_blocks(request)))
+    run = or_none(partial(predicted_input, request, wanted_blocks(request)))
     return (
         run is not None
         and run.is_sound
@@ -269,7 +275,7 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     assert searched is not None
     whole = None
     if request.method == "auto":
-        whole = _or_none(partial(_with_whole_axes, request, captured, searched))
+        whole = or_none(partial(_with_whole_axes, request, captured, searched))
     captured, tables, usual = whole or (captured, tables, searched)
     if _may_compare(request, captured):
         usual = _unless_error(partial(cheapest, request, captured, tables), usual)
@@ -522,7 +528,7 @@ def _unchanged(request: Request, verdict: str, keep: str) -> Candidate:
 
 def _unless_error(change: Callable[[Candidate], Candidate], plan: Candidate) -> Candidate:
     """What a function makes of a plan; the plan itself, which is right, if it raises an error."""
-    return _or_none(partial(change, plan)) or plan
+    return or_none(partial(change, plan)) or plan
 
 
 def room(request: Request, plan: TilingPlan) -> int | None:

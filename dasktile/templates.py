@@ -8,18 +8,17 @@ of random numbers.  A template is the graph that was written with gaps for these
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from typing import TypeVar
 
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config, decisions
 from dasktile.capture.structure import Structured, layers_of_data, structured
+from dasktile.choice import or_none
 from dasktile.cluster.located import positions_of_data
 from dasktile.collections.unpack import Rewritten
 from dasktile.errors import ContradictedKernelWarning, warn_user
@@ -28,10 +27,6 @@ from dasktile.lower.gaps import Gapped, NoGapsError, Source, with_gaps
 from dasktile.lower.names import Origin, noted_origins
 from dasktile.request import Request
 from dasktile.returned import ReturnedPlan, remember_later
-
-logger = logging.getLogger("dasktile")
-
-_Result = TypeVar("_Result")
 
 #: Templates that are kept at most, and their bytes; those used last are kept.
 MOST_TEMPLATES, MOST_BYTES = 64, 2**25
@@ -166,14 +161,14 @@ def written_again(
     -------
     The graph, and its arrays; None if the input is unchanged.
     """
-    asked = _or_none(partial(_asked, request))
+    asked = or_none(partial(_asked, request))
     if asked is None or asked.key is None:
         written = write(None if asked is None else asked.read)
         _warn(written.warnings)
         return written.rewritten
     template = _store.get(asked.key)
     if template is not None and not template.is_refused:
-        filled = _or_none(partial(_filled, template, asked, request))
+        filled = or_none(partial(_filled, template, asked, request))
         if filled is not None:
             _warn(template.warnings)
             return filled[0]
@@ -181,22 +176,9 @@ def written_again(
         written = write(asked.read)
     _warn(written.warnings)
     if template is None:
-        made = _or_none(partial(_made, written, asked, request, origins))
+        made = or_none(partial(_made, written, asked, request, origins))
         _store.put(asked.key, made or _Template(None, is_refused=True))
     return written.rewritten
-
-
-def _or_none(function: Callable[[], _Result | None]) -> _Result | None:
-    """What a function returns; None if it raises an error, without which a graph is right, too."""
-    try:
-        return function()
-    except NoGapsError:
-        return None
-    except Exception:
-        if config.setting("raise-errors"):
-            raise
-        logger.debug("dasktile failed to use a graph that it wrote before", exc_info=True)
-        return None
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -231,11 +213,14 @@ def _asked(request: Request) -> _Asked | None:
     return _Asked(read, blake2b(repr(parts).encode(), digest_size=32).digest(), source)
 
 
-def _filled(template: _Template, asked: _Asked, request: Request) -> tuple[Rewritten | None]:
-    """The graph of a template with the names of a request."""
+def _filled(template: _Template, asked: _Asked, request: Request) -> tuple[Rewritten | None] | None:
+    """The graph of a template with the names of a request; None if these do not fit."""
     if template.graph is None:
         return (None,)
-    layers, dependencies, names = template.graph.filled(asked.source)
+    try:
+        layers, dependencies, names = template.graph.filled(asked.source)
+    except NoGapsError:
+        return None
     if template.returned is not None:
         returned, weight = template.returned
         # it is kept, but no data of the graph
@@ -253,7 +238,7 @@ def _made(
 ) -> _Template | None:
     """The template of what was written for a request, given what its tokens were made of.
 
-    None for a graph of very many tasks.
+    None for a graph of very many tasks, and where names cannot be left open.
     """
     rewritten, returned = written.rewritten, written.returned
     if rewritten is None:
@@ -263,9 +248,12 @@ def _made(
     names = tuple(rewritten.names[name] for name in request.names)
     graph = dict(rewritten.graph.layers), dict(rewritten.graph.dependencies), names
     chunks = tuple(rewritten.chunks[name] for name in request.names)
-    gapped = with_gaps(graph, asked.source, origins)
     kept = None
-    if returned is not None:
-        plan = with_gaps(returned, asked.source.names(), origins, returned.positioned())
-        kept = plan, returned.weight
+    try:
+        gapped = with_gaps(graph, asked.source, origins)
+        if returned is not None:
+            plan = with_gaps(returned, asked.source.names(), origins, returned.positioned())
+            kept = plan, returned.weight
+    except NoGapsError:
+        return None
     return _Template(gapped, chunks, kept, written.warnings)

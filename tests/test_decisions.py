@@ -43,6 +43,15 @@ def salted(salt: str) -> Iterator[None]:
         yield
 
 
+def twice(seed: int) -> list[list[da.Array]]:
+    """The arrays of a random expression, twice, with other tokens in the names of keys."""
+    expressions = []
+    for salt in "ab":
+        with salted(salt):
+            expressions.append([value.lazy for value in outputs(grown(random.Random(seed)))])
+    return expressions
+
+
 @contextmanager
 def planning() -> Iterator[list[Candidate]]:
     """The plans that are chosen anew, and not looked up."""
@@ -85,11 +94,7 @@ def test_a_plan_that_is_looked_up_is_that_of_planning_anew(config: dict[str, Any
     with machine(cluster()), dask.config.set(config):
         for seed in range(25):
             keep_chunks = seed % 3 == 0
-            expressions = []
-            for salt in "ab":
-                with salted(salt):
-                    values = outputs(grown(random.Random(seed)))
-                    expressions.append([value.lazy for value in values])
+            expressions = twice(seed)
             templates.forget()
             with planning() as chosen:
                 dasktile.optimize(*expressions[0], keep_chunks=keep_chunks)

@@ -365,6 +365,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "templates": (
         {
             "capture.structure",
+            "choice",
             "cluster.located",
             "collections.unpack",
             "config",

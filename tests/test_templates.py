@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import pickle
-import random
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -24,9 +23,8 @@ from dask.highlevelgraph import HighLevelGraph
 import dasktile
 from dasktile import pipeline, templates
 from tests.agreement import EAGER
-from tests.expressions import grown, outputs
 from tests.graphs_alike import graph_difference
-from tests.test_decisions import arrays, cluster, machine, salted
+from tests.test_decisions import arrays, cluster, machine, twice
 
 
 @contextmanager
@@ -68,11 +66,7 @@ def test_a_template_makes_the_graph_that_is_written_anew(config: dict[str, Any])
     with machine(cluster()), dask.config.set(config):
         for seed in range(14):
             keep_chunks = seed % 3 == 0
-            expressions = []
-            for salt in "ab":
-                with salted(salt):
-                    values = outputs(grown(random.Random(seed)))
-                    expressions.append([value.lazy for value in values])
+            expressions = twice(seed)
             templates.forget()
             with written() as graphs:
                 dasktile.optimize(*expressions[0], keep_chunks=keep_chunks)
@@ -115,6 +109,7 @@ def with_default(factor: float) -> Callable[[Any], Any]:
 
 
 FACTOR = 2.0
+INNER: Callable[[Any], Any] = np.abs
 
 
 def with_global(factor: float) -> Callable[[Any], Any]:
@@ -206,7 +201,7 @@ def test_the_module_of_a_wrapper_is_its_own() -> None:
 
         @wraps(math.sqrt)
         def wrapper(block: Any) -> Any:
-            return INNER(block)  # noqa: F821
+            return INNER(block)
 
         return wrapper
 

@@ -310,11 +310,10 @@ class Placing:
     def _primary(self, ts: TaskState) -> str:
         """The worker that counts as that of a result: its home by its name, if that has it."""
         addresses = sorted((ws.address for ws in ts.who_has or ()), key=self.homes.place)
-        name, *index = ts.key if type(ts.key) is tuple else (ts.key,)
-        if len(addresses) > 1 and (layer := self.homes.layer(name)) is not None:
-            home = layer.home(tuple(index))
-            if home in addresses:
-                return home
+        home = LayerTable(self.homes).home(ts.key) if len(addresses) > 1 else None
+        if home in addresses:
+            return home
+        index = ts.key[1:] if type(ts.key) is tuple else ()
         return primary([i for i in index if isinstance(i, int)], addresses)
 
     def _restrict_function(self) -> Callable[[TaskState, str], None]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import islice
-from typing import TypeVar
+from functools import cache, partial
 
 from dask.array.optimization import optimize
 from dask.blockwise import optimize_blockwise
@@ -19,10 +16,11 @@ from dasktile import config, decisions
 from dasktile.along_hosts import along_hosts
 from dasktile.capture.base import Captured
 from dasktile.capture.structure import Structured
-from dasktile.cheapest import NO_GAIN, PLANNING_SECONDS, cheapest
+from dasktile.cheapest import NO_GAIN, cheapest
 from dasktile.cluster.located import blocks_there
+from dasktile.guard import or_none
 from dasktile.ir import Follow, Kind, Program
-from dasktile.lower.count import count_tasks, least_tasks
+from dasktile.lower.count import count_tasks
 from dasktile.lower.names import is_of_bundles
 from dasktile.lower.written import wanted_keys
 from dasktile.planning import (
@@ -34,7 +32,6 @@ from dasktile.planning import (
     plan_request,
     saved_bytes,
     unchanged,
-    wanted_blocks,
     with_bound_of,
     without_bound,
 )
@@ -48,7 +45,6 @@ from dasktile.predicted import (
 )
 from dasktile.prediction import (
     CLEARLY_LESS,
-    LITTLE_MEMORY,
     MAX_TASKS,
     Prediction,
     predict_plan,
@@ -61,33 +57,14 @@ from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.report.formatting import format_bytes, format_names
 from dasktile.request import Request
 from dasktile.schedule.placement import is_written, placements_of
+from dasktile.small_graphs import QUICK, SMALL, is_quick, is_small
 from dasktile.tiling.growth import TooManyTasksError
-from dasktile.tiling.objective import seconds_alone
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.planner import MemoryLimitError, SearchTables
 from dasktile.whole import costs_hardly_more, cut_axes, kept_whole
 
-logger = logging.getLogger("dasktile")
-
-_Result = TypeVar("_Result")
-
-#: Why the input is unchanged where few of its tasks are needed.
-QUICK = "the few tasks that are needed take less time than a plan"
-
-#: Why the input is unchanged where Dask runs it in less time than a plan takes.
-SMALL = "Dask's own graph is predicted to take less time than a plan"
-
 #: Why the input is unchanged where it has a plan.
 AGAIN = "it is the result of optimize already, for as many workers"
-
-#: Tasks of a graph for each that is needed, from which no plan is made, and the most of these
-#: (chosen: to plan takes up to 100 microseconds for every task of the graph, to run one some
-#: milliseconds; many tasks may be worth a plan whatever it takes).
-TASKS_PER_NEEDED, MOST_QUICK = 50, 300
-
-#: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and the needed
-#: tasks of a graph, before Dask fuses them, up to which its run is compared with these (chosen).
-LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
 #: Why the input is unchanged where its blocks are in memory, and a plan would move more of them.
 THERE = (
@@ -125,25 +102,6 @@ MOST_FUSED = 20_000
 #: Tasks of a plan over those of the input, before Dask fuses them, up to which they are surely
 #: fewer after that, too (chosen).
 SURELY_FEWER = 0.5
-
-
-def is_quick(request: Request) -> bool:
-    """Whether Dask runs the few needed tasks of a graph in less time than a plan takes.
-
-    Parameters
-    ----------
-    request
-        The arrays and their graph.
-    """
-    if request.method != "auto":
-        return False
-    wanted = list(islice(flatten([request.keys]), MOST_QUICK + 1))
-    if len(wanted) > MOST_QUICK:
-        return False
-    most = min(MOST_QUICK, least_tasks(request.graph, request.names) // TASKS_PER_NEEDED)
-    if len(set(wanted)) > most:
-        return False
-    return request.needed.up_to(most) <= most
 
 
 def needs_no_plan(request: Request) -> bool:
@@ -208,9 +166,10 @@ def chosen_plan(request: Request, read: Structured | None = None) -> Candidate |
     TooManyTasksError
         If a limit that the user gave makes too many tasks.
     """
-    captured = capture(request, {})
-    if _is_small(request, captured):
+    capture_once = cache(partial(capture, request, {}))
+    if _compares(request) and is_small(request, capture_once):
         return None
+    captured = capture_once()
     # where no plans are compared, tiles are all that is decided, and those are kept
     asked = None
     if _compares(request):
@@ -223,50 +182,6 @@ def chosen_plan(request: Request, read: Structured | None = None) -> Candidate |
     return chosen
 
 
-def or_none(function: Callable[[], _Result | None]) -> _Result | None:
-    """What a function returns; None if it raises an error, without which a plan is right, too.
-
-    Parameters
-    ----------
-    function
-        Predicts a run, or looks up a plan.
-    """
-    try:
-        return function()
-    except Exception:
-        if config.setting("raise-errors"):
-            raise
-        logger.debug("dasktile failed to predict a run or to look up a plan", exc_info=True)
-        return None
-
-
-def _is_small(request: Request, captured: Captured) -> bool:
-    """Whether Dask's own graph surely takes little memory, and less time than a plan.
-
-    The time of functions is left out where all workers run them, as a plan would not save it.
-    """
-    if not _may_compare(request, captured) or request.machine.limit_given:
-        return False
-    needed = request.needed.up_to(MOST_SMALL)
-    if needed > MOST_SMALL:
-        return False
-    settings = request.machine.settings()
-    alone = seconds_alone(captured.program, request.machine.workers, settings)
-    # all tasks are read, and those that are needed are written
-    tasks = least_tasks(request.graph, request.names) + needed
-    planning = LEAST_PLANNING + PLANNING_SECONDS * tasks
-    if alone > planning:
-        return False
-    run = or_none(partial(predicted_input, request, wanted_blocks(request)))
-    return (
-        run is not None
-        and run.is_sound
-        and not run.spilled
-        and run.seconds + alone <= planning
-        and run.peak <= LITTLE_MEMORY
-    )
-
-
 def _chosen(request: Request, captured: Captured) -> Candidate:
     """The plan that is carried out, of a captured program."""
     refuse_many_tasks(request, captured)
@@ -277,7 +192,8 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     if request.method == "auto":
         whole = or_none(partial(_with_whole_axes, request, captured, searched))
     captured, tables, usual = whole or (captured, tables, searched)
-    if _may_compare(request, captured):
+    # the simulation knows no bytes of inputs that are on workers already
+    if _compares(request) and not any(node.homes for node in captured.program.nodes):
         usual = _unless_error(partial(cheapest, request, captured, tables), usual)
     else:
         usual = _unless_error(partial(_unless_more_tasks, request), usual)
@@ -437,12 +353,6 @@ def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
 def _compares(request: Request) -> bool:
     """Whether plans are compared by predicted runs, if these are possible."""
     return request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
-
-
-def _may_compare(request: Request, captured: Captured) -> bool:
-    """Whether plans may be compared by predicted runs."""
-    # the simulation knows no bytes of inputs that are on workers already
-    return _compares(request) and not any(node.homes for node in captured.program.nodes)
 
 
 def _is_bundled(plan: Candidate) -> bool:

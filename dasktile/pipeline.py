@@ -16,7 +16,7 @@ from dasktile import config
 from dasktile.capture.declarations import CONTRADICTED
 from dasktile.capture.references import head_of
 from dasktile.capture.structure import Structured
-from dasktile.choice import chosen_plan, is_quick, needs_no_plan
+from dasktile.choice import chosen_plan, needs_no_plan
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.hooked import note_written
@@ -27,6 +27,7 @@ from dasktile.lower.gathered import parts_of
 from dasktile.planning import lower_plan, most_bundled
 from dasktile.request import Request
 from dasktile.returned import remember, returned_plan
+from dasktile.small_graphs import is_quick
 from dasktile.templates import Written, written_again
 
 #: Blocks with tasks of their own for which the arrays of a plan are planned again where the client

@@ -18,10 +18,10 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config, decisions
 from dasktile.capture.structure import Structured, layers_of_data, structured
-from dasktile.choice import or_none
 from dasktile.cluster.located import positions_of_data
 from dasktile.collections.unpack import Rewritten
 from dasktile.errors import ContradictedKernelWarning, warn_user
+from dasktile.guard import or_none
 from dasktile.ir import Chunks
 from dasktile.lower.gaps import Gapped, NoGapsError, Source, with_gaps
 from dasktile.lower.names import Origin, noted_origins

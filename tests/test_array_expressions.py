@@ -19,7 +19,7 @@ from dask.array.reductions import _nanargmin, mean_agg, mean_chunk
 from distributed import Client
 
 import dasktile
-from dasktile import choice, tiling
+from dasktile import small_graphs, tiling
 from dasktile._compat import expressions as names
 from dasktile.capture import expressions as reading
 from dasktile.capture.expressions import ExpressionReader
@@ -488,7 +488,7 @@ def plan_and_count(array: Any) -> tuple[int, list[Any]]:
 @pytest.mark.parametrize("name", ["random gram", "anomalies", "transposed"])
 def test_bytes_are_those_of_dask_arrays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_for_workers(monkeypatch)
-    monkeypatch.setattr(choice, "MOST_SMALL", 0)  # small graphs have plans, too
+    monkeypatch.setattr(small_graphs, "MOST_SMALL", 0)  # small graphs have plans, too
     with dask.config.set(EAGER):
         theirs, without_home = plan_and_count(expression(name))
         ours, _ = plan_and_count(expression(name, da))

@@ -16,7 +16,7 @@ import pytest
 from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
-from dasktile import api, choice, decisions, templates
+from dasktile import api, choice, decisions, small_graphs, templates
 from dasktile.cluster.target import Machine
 from dasktile.planning import Candidate
 from tests.agreement import EAGER
@@ -69,7 +69,7 @@ def planning() -> Iterator[list[Candidate]]:
 @contextmanager
 def machine(target: Machine) -> Iterator[None]:
     """Workers to plan for, also where a graph takes less time than a plan."""
-    always = mock.patch.object(choice, "MOST_SMALL", 0)
+    always = mock.patch.object(small_graphs, "MOST_SMALL", 0)
     with always, mock.patch.object(api, "machine", lambda *_: target):
         yield
 

@@ -14,7 +14,7 @@ import pytest
 from dask.utils import parse_bytes
 
 import dasktile
-from dasktile import api, choice, planning, refusal
+from dasktile import api, planning, refusal, small_graphs
 from dasktile.lower import writer
 from dasktile.tiling import MemoryLimitError, TooManyTasksError
 from tests.support import opaque, plan_for_workers
@@ -268,7 +268,7 @@ def test_graphs_of_which_few_tasks_are_needed_are_not_planned() -> None:
     part = x[:10]
     with dask.config.set({"dasktile.tiling.many-tasks": 10}):
         explanation = dasktile.explain(part, workers=4, memory_limit=100)
-    assert not explanation.refused and explanation.verdict == choice.QUICK
+    assert not explanation.refused and explanation.verdict == small_graphs.QUICK
     dasktile.optimize(part, workers=4, memory_limit=100)
 
 

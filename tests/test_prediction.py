@@ -15,7 +15,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
-from dasktile import cheapest, choice, pipeline, predicted, prediction
+from dasktile import cheapest, choice, pipeline, predicted, prediction, small_graphs
 from dasktile._compat.dask import Task
 from dasktile.cluster.target import Machine
 from dasktile.ir import Sharding, Share
@@ -593,7 +593,7 @@ def test_smaller_bundles_are_written_only_if_their_tasks_leave_a_gain(
 def test_a_small_graph_has_no_plan(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     small = build()
     told = dasktile.explain(small)
-    assert not told.changed and told.verdict == choice.SMALL
+    assert not told.changed and told.verdict == small_graphs.SMALL
     monkeypatch.setattr(choice, "plan_request", lambda *_, **__: pytest.fail("a plan is made"))
     monkeypatch.setattr(choice, "candidate", lambda *_, **__: pytest.fail("a plan is made"))
     assert dasktile.optimize(small) is small
@@ -610,7 +610,7 @@ def test_a_small_graph_has_no_plan(build: Any, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_other_graphs_have_plans(large: Any) -> None:
-    assert dasktile.explain(large()).verdict != choice.SMALL
+    assert dasktile.explain(large()).verdict != small_graphs.SMALL
 
 
 def test_a_missing_simulation_has_a_reason() -> None:
@@ -702,11 +702,11 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     simulated_inputs: list[Any] = []
     predict = predicted.predicted_input
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         simulated_inputs.append(arguments)
-        return predict(*arguments)
+        return predict(*arguments, **options)
 
-    for module in (predicted, choice):
+    for module in (predicted, choice, small_graphs):
         monkeypatch.setattr(module, "predicted_input", counted)
     array = noise((1000, 1000), (20, 20)).sum(axis=0)
     quick = dasktile.optimize(array)
@@ -719,7 +719,7 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     simulated_inputs.clear()
     monkeypatch.undo()
     plan_for_workers(monkeypatch)
-    for module in (predicted, choice):
+    for module in (predicted, choice, small_graphs):
         monkeypatch.setattr(module, "predicted_input", counted)
     dasktile.optimize(noise((1000, 1000), (100, 100)).sum(axis=0)[:100])
     assert simulated_inputs

@@ -14,7 +14,7 @@ import pytest
 import dasktile
 from benchmarks.corpus import WORKLOADS
 from benchmarks.corpus.inputs import source_of
-from dasktile import choice
+from dasktile import small_graphs
 from tests.support import opaque, plan_for_workers
 from tests.traffic import traffic
 
@@ -155,7 +155,7 @@ def test_each_worker_joins_the_operand_that_it_needs(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("step", [2, 3, 10, -3])
 def test_slices_with_a_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     plan_for_workers(monkeypatch, 4)
-    monkeypatch.setattr(choice, "MOST_SMALL", 0)
+    monkeypatch.setattr(small_graphs, "MOST_SMALL", 0)
     values = da.random.default_rng(0).random((96, 96), chunks=(4, 96))
     part = values[::step].T @ values[::step]
     plan, planned = dasktile.explain(part), dasktile.optimize(part)

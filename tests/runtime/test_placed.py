@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.sized import Sized, sized
-from dasktile import api, choice, prediction
+from dasktile import api, prediction, small_graphs
 from dasktile.capture.highlevel import capture
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
@@ -442,7 +442,7 @@ def test_a_mesh_is_laid_over_any_number_of_workers(places, workers):
 
 @pytest.mark.parametrize(("workers", "blocks"), [(3, (2, 4)), (5, (2, 2)), (7, (3, 3))])
 def test_few_blocks_are_divided_evenly(workers, blocks, cluster, monkeypatch):
-    monkeypatch.setattr(choice, "MOST_SMALL", 0)
+    monkeypatch.setattr(small_graphs, "MOST_SMALL", 0)
     there = cluster(workers)
     x = da.random.default_rng(0).random((800, 4 * blocks[0], 4 * blocks[1]), chunks=(50, 4, 4))
     y = x.rechunk((800, 4, 4)).map_blocks(opaque, dtype=float)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import choice
+from dasktile import small_graphs
 from dasktile.capture.highlevel import capture
 from dasktile.ir import Sharding, workers_of_positions
 from dasktile.schedule.placement import Placement, decode
@@ -136,7 +136,7 @@ def test_predictions_are_for_workers_and_not_for_positions(
 ) -> None:
     plan_for_workers(monkeypatch, workers)
     # however small the arrays are
-    monkeypatch.setattr(choice, "MOST_SMALL", 0)
+    monkeypatch.setattr(small_graphs, "MOST_SMALL", 0)
     x = da.random.default_rng(0).random((800, 4 * blocks[0], 4 * blocks[1]), chunks=(50, 4, 4))
     y = x.rechunk((800, 4, 4)).map_blocks(opaque, dtype=float)
     explanation = dasktile.explain(y)

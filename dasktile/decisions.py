@@ -20,10 +20,12 @@ from dask.core import flatten
 from dasktile import config
 from dasktile._compat.flox import flox_names
 from dasktile.capture.base import Captured
+from dasktile.capture.columns import keys_column
 from dasktile.capture.culling import Needed
 from dasktile.capture.extend import extend
+from dasktile.capture.literals import Names
 from dasktile.capture.rules.sources import InMemory
-from dasktile.capture.structure import Names, Structured, structured
+from dasktile.capture.structure import Structured, structured
 from dasktile.ir import Program
 from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
@@ -202,7 +204,7 @@ def _arrays(request: Request, names: Names) -> Any:
         ]
         for group in request.groups
     ]
-    keys = [names.key(key) for key in flatten([request.keys])]
+    keys = keys_column(names, list(flatten([request.keys])))
     return arrays, groups, keys, [names.number(name) for name in request.above]
 
 

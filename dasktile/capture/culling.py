@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
+from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Any, cast
 
@@ -163,14 +164,11 @@ def needed_reads(
     if not followed:
         return
     pending = _Pending(flatten([keys]))
-    others: Container[Any] = ()
-    if any(_is_legacy(name, graph.layers[name]) for name in followed):
-        # in tasks written as tuples, only an existing key is a dependency
-        others = GraphView(graph).keys(graph.layers)
+    existing = _Existing(graph)
     order = TopologicalSorter({name: graph.dependencies.get(name, ()) for name in graph.layers})
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
-        reads = _reads(name, layer, pending.of(name, layer), others)
+        reads = _reads(name, layer, pending.of(name, layer), existing)
         inputs = set[Any]().union(*reads.values())
         pending.add(inputs)
         pending.remove(reads)
@@ -199,15 +197,22 @@ class _Pending:
         return [key for head in heads_of(name, layer) for key in self._by_head.get(head, ())]
 
 
-def _is_legacy(name: str, layer: Layer) -> bool:
-    # this would generate all tasks of a Blockwise layer, and of overlaps
-    if isinstance(layer, Blockwise) or overlap_of(name, layer) is not None:
-        return False
-    return bool(layer.has_legacy_tasks)
+class _Existing:
+    """The keys of a graph, which are looked up where a task is written as a tuple."""
+
+    def __init__(self, graph: HighLevelGraph) -> None:
+        self._graph = graph
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._keys
+
+    @cached_property
+    def _keys(self) -> Container[Any]:
+        return GraphView(self._graph).keys(self._graph.layers)
 
 
 def _reads(
-    name: str, layer: Layer, keys: Collection[Any], others: Container[Any]
+    name: str, layer: Layer, keys: Collection[Any], existing: Container[Any]
 ) -> Mapping[Any, Set[Any]]:
     """For every task of a layer that one of the keys depends on, the keys that it reads.
 
@@ -227,10 +232,11 @@ def _reads(
     while new := [key for key in new if key in tasks and key not in reads]:
         for key in new:
             task = tasks[key]
-            is_legacy = not isinstance(task, GraphNode)
-            reads[key] = (
-                keys_in_tasks(cast(Any, others), [task]) if is_legacy else task.dependencies
-            )
+            if isinstance(task, GraphNode):
+                reads[key] = task.dependencies
+            else:
+                # in a task written as a tuple, only an existing key is a dependency
+                reads[key] = keys_in_tasks(cast(Any, existing), [task])
         new = set[Any]().union(*map(reads.__getitem__, new))
     if len(reads) < len(tasks):
         return {key: reads[key] for key in tasks if key in reads}

@@ -14,6 +14,7 @@ The first item of a key is its *head*; it is usually, but not always, the name o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -68,7 +69,13 @@ def heads_of(name: str, layer: Layer) -> Iterable[Any]:
 
 def heads(keys: Iterable[Key]) -> list[Any]:
     """As :func:`head_of` for every key, without a call for each tuple."""
-    return [key[0] if type(key) is tuple and key else head_of(key) for key in keys]
+    keys = list(keys)
+    try:
+        if set(map(type, keys)) == {tuple}:
+            return list(map(itemgetter(0), keys))
+    except IndexError:  # an empty tuple
+        pass
+    return list(map(head_of, keys))
 
 
 def keys_by_head(keys: Iterable[Key]) -> dict[Any, list[Key]]:

@@ -26,8 +26,8 @@ from dask.highlevelgraph import Layer
 
 from dasktile._compat.dask import Task
 from dasktile.capture.constants import STATES, is_installed
+from dasktile.capture.literals import NAME_TOKEN, TOKEN
 from dasktile.capture.rules.sources import is_future
-from dasktile.capture.structure import NAME_TOKEN, TOKEN
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import Origin, token_of
 from dasktile.schedule.placement import token as short_token

@@ -8,7 +8,6 @@ what was decided, by positions.  To carry out the same for other keys, only the 
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -30,6 +29,7 @@ from dasktile.ir import Program
 from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
 from dasktile.prediction import Prediction
+from dasktile.recent import recently_used
 from dasktile.request import Request
 from dasktile.tiling import memo
 from dasktile.tiling.memo import named, on_program, unnamed
@@ -92,37 +92,12 @@ class Asked:
     key: bytes
 
 
-class _Store:
-    """Decisions by their keys, the one used last at the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[bytes, tuple[_Decision, int]] = {}
-        self._bytes = 0
-
-    def get(self, key: bytes) -> _Decision | None:
-        with self._lock:
-            entry = self._kept.pop(key, None)
-            if entry is None:
-                return None
-            self._kept[key] = entry
-            return entry[0]
-
-    def put(self, key: bytes, decision: _Decision) -> None:
-        nbytes = len(pickle.dumps(decision, pickle.HIGHEST_PROTOCOL))
-        with self._lock:
-            self._bytes += nbytes - self._kept.pop(key, (None, 0))[1]
-            self._kept[key] = decision, nbytes
-            while len(self._kept) > MOST_DECISIONS or self._bytes > MOST_BYTES:
-                self._bytes -= self._kept.pop(next(iter(self._kept)))[1]
-
-    def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
-            self._bytes = 0
-
-
-_store = _Store()
+#: Decisions by their keys.
+_store = recently_used(
+    MOST_DECISIONS,
+    MOST_BYTES,
+    lambda decision: len(pickle.dumps(decision, pickle.HIGHEST_PROTOCOL)),
+)
 
 
 def forget() -> None:
@@ -281,4 +256,4 @@ def remember(given: Asked, chosen: Candidate) -> None:
         chosen.before,
         chosen.after,
     )
-    _store.put(given.key, decision)
+    _store[given.key] = decision

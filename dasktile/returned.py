@@ -6,10 +6,10 @@ moved.  Sizes and names are kept, but no graph and no array.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from dasktile import choice
@@ -20,6 +20,7 @@ from dasktile.lower.placed import GraphMemory, placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
 from dasktile.prediction import Prediction, predict_tasks
+from dasktile.recent import recently_used
 from dasktile.report.describing import describe_plan
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
@@ -112,42 +113,8 @@ class ReturnedPlan:
         return same == (own.threads, own.memory_limit, own.room, own.calibration)
 
 
-class _Store:
-    """Plans by the names of the arrays that were returned, the newest at the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        #: Functions that make the plans, and their weights.
-        self._plans: dict[frozenset[str], tuple[Callable[[], ReturnedPlan], int]] = {}
-
-    def get(self, names: frozenset[str]) -> ReturnedPlan | None:
-        with self._lock:
-            kept = self._plans.pop(names, None)
-            if kept is None:
-                return None
-            self._plans[names] = kept
-        make, weight = kept
-        try:
-            plan = make()
-        except NoGapsError:
-            return None
-        with self._lock:
-            if names in self._plans:
-                self._plans[names] = (lambda: plan), weight
-        return plan
-
-    def put(self, names: frozenset[str], make: Callable[[], ReturnedPlan], weight: int) -> None:
-        with self._lock:
-            self._plans.pop(names, None)
-            self._plans[names] = make, weight
-            while len(self._plans) > MOST_KEPT or self._is_heavy():
-                self._plans.pop(next(iter(self._plans)))
-
-    def _is_heavy(self) -> bool:
-        return sum(weight for _, weight in self._plans.values()) > MOST_SIZES
-
-
-_store = _Store()
+#: By the names of the arrays that were returned, a function that makes their plan, and its weight.
+_store = recently_used(MOST_KEPT, MOST_SIZES, itemgetter(1))
 
 
 def describer(
@@ -201,7 +168,7 @@ def remember_later(names: frozenset[str], make: Callable[[], ReturnedPlan], weig
         As in `ReturnedPlan`.
     """
     if any(map(is_written, names)):
-        _store.put(names, make, weight)
+        _store[names] = make, weight
 
 
 def remember(request: Request, chosen: Candidate) -> ReturnedPlan | None:
@@ -236,7 +203,7 @@ def remember(request: Request, chosen: Candidate) -> ReturnedPlan | None:
         sizes,
         _weight(chosen.planned.plan),
     )
-    _store.put(frozenset(lowered.names), lambda: plan, plan.weight)
+    _store[frozenset(lowered.names)] = (lambda: plan), plan.weight
     return plan
 
 
@@ -248,6 +215,20 @@ def _weight(plan: TilingPlan) -> int:
     return sum(len(sizes) for each in chunks for sizes in each)
 
 
+def _made(names: frozenset[str]) -> ReturnedPlan | None:
+    """The plan of arrays that were returned, made when it is asked for; None if none is kept."""
+    make, weight = _store.get(names, (None, 0))
+    if make is None:
+        return None
+    try:
+        plan = make()
+    except NoGapsError:
+        return None
+    if names in _store:
+        _store[names] = (lambda: plan), weight
+    return plan
+
+
 def returned_plan(request: Request) -> ReturnedPlan | None:
     """The plan of the arrays of a request; None unless `optimize` returned just these.
 
@@ -256,7 +237,7 @@ def returned_plan(request: Request) -> ReturnedPlan | None:
     request
         The arrays.
     """
-    plan = _store.get(frozenset(request.names))
+    plan = _made(frozenset(request.names))
     if plan is None or plan.layers != frozenset(request.graph.layers):
         return None
     machine = request.machine

@@ -8,11 +8,11 @@ of random numbers.  A template is the graph that was written with gaps for these
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from operator import attrgetter
 
 from dask.highlevelgraph import HighLevelGraph
 
@@ -25,10 +25,11 @@ from dasktile.guard import or_none
 from dasktile.ir import Chunks
 from dasktile.lower.gaps import Gapped, NoGapsError, Source, with_gaps
 from dasktile.lower.names import Origin, noted_origins
+from dasktile.recent import recently_used
 from dasktile.request import Request
 from dasktile.returned import ReturnedPlan, remember_later
 
-#: Templates that are kept at most, and their bytes; those used last are kept.
+#: Templates that are kept at most, and their bytes.
 MOST_TEMPLATES, MOST_BYTES = 64, 2**25
 
 #: Tasks of a graph up to which a template is made of it (chosen: more take tens of megabytes).
@@ -105,38 +106,8 @@ class _Asked:
     source: Source = field(default_factory=lambda: Source((), {}, ()))
 
 
-class _Store:
-    """Templates by their keys, the one used last at the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[bytes, _Template] = {}
-
-    def get(self, key: bytes) -> _Template | None:
-        with self._lock:
-            template = self._kept.pop(key, None)
-            if template is not None:
-                self._kept[key] = template
-            return template
-
-    def put(self, key: bytes, template: _Template) -> None:
-        with self._lock:
-            self._kept.pop(key, None)
-            if template.nbytes > MOST_BYTES:
-                return
-            self._kept[key] = template
-            while len(self._kept) > MOST_TEMPLATES or self._bytes() > MOST_BYTES:
-                self._kept.pop(next(iter(self._kept)))
-
-    def _bytes(self) -> int:
-        return sum(template.nbytes for template in self._kept.values())
-
-    def clear(self) -> None:
-        with self._lock:
-            self._kept.clear()
-
-
-_store = _Store()
+#: Templates by their keys.
+_store = recently_used(MOST_TEMPLATES, MOST_BYTES, attrgetter("nbytes"))
 
 
 def forget() -> None:
@@ -177,7 +148,7 @@ def written_again(
     _warn(written.warnings)
     if template is None:
         made = or_none(partial(_made, written, asked, request, origins))
-        _store.put(asked.key, made or _Template(None, is_refused=True))
+        _store[asked.key] = made or _Template(None, is_refused=True)
     return written.rewritten
 
 

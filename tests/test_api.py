@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from dask.callbacks import Callback
 from dask.delayed import Delayed
+from zict import LRU
 
 import dasktile
 from dasktile import api, config, pipeline, planning, returned
@@ -943,7 +944,7 @@ def test_what_optimize_returned_is_not_planned_again(monkeypatch: pytest.MonkeyP
     explanation = dasktile.explain(y, workers=4)
     assert explanation.verdict.startswith("it is the result of optimize already")
     assert explanation.planned and not explanation.changed
-    monkeypatch.setattr(returned, "_store", returned._Store())
+    monkeypatch.setattr(returned, "_store", LRU(64, {}))
     assert dasktile.optimize(y, workers=4) is y
     explanation = dasktile.explain(y, workers=4)
     assert explanation.verdict.startswith("it is the result of optimize already")
@@ -973,7 +974,7 @@ def test_a_plan_counts_for_the_workers_that_it_was_made_for(
     a, b = (da.ones((8000, 8000), chunks=chunk) for _ in range(2))
     y = dasktile.optimize(a @ b, workers=planned)
     assert sizes_of(y) == {(used, planned)}
-    for store in (None, returned._Store()):
+    for store in (None, LRU(64, {})):
         if store is not None:
             monkeypatch.setattr(returned, "_store", store)
         assert dasktile.optimize(y, workers=planned) is y

@@ -19,6 +19,7 @@ import dasktile
 from dasktile import api, choice, decisions, small_graphs, templates
 from dasktile.cluster.target import Machine
 from dasktile.planning import Candidate
+from dasktile.recent import recently_used
 from tests.agreement import EAGER
 from tests.expressions import grown, outputs
 
@@ -271,19 +272,20 @@ def test_needed_blocks_decide() -> None:
 
 
 def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "MOST_DECISIONS", 2)
-    monkeypatch.setattr(templates, "MOST_TEMPLATES", 0)
+    few = recently_used(2, 2**20, lambda decision: 1)
+    monkeypatch.setattr(decisions, "_store", few)
+    monkeypatch.setattr(templates, "_store", recently_used(1, 1, lambda template: 2))
     with machine(cluster()), planning() as chosen:
         for side in (250, 300, 400, 300):
             dasktile.optimize(*program(side))
         assert len(chosen) == 3
         dasktile.optimize(*program(250))
         assert len(chosen) == 4
-    assert len(decisions._store._kept) == 2
-    monkeypatch.setattr(decisions, "MOST_BYTES", 1)
+    assert len(few) == 2
+    few.n = 1
     with machine(cluster()):
         dasktile.optimize(*program(260))
-    assert not decisions._store._kept
+    assert not few
 
 
 def test_decisions_hold_no_arrays_and_no_graphs() -> None:
@@ -301,7 +303,7 @@ def test_decisions_hold_no_arrays_and_no_graphs() -> None:
         held = [weakref.ref(data), weakref.ref(y.__dask_graph__())]
         del data, x, y
         gc.collect()
-        assert decisions._store._kept
+        assert decisions._store
         assert [each() for each in held] == [None, None]
 
 

@@ -31,6 +31,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat.xarray": (set(), set()),
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
+    "tiling.memo": ({"ir", "tiling"}, {"zict"}),
     "tiling.calibration": ({"report.formatting"}, set()),
     "tiling.growth": ({"ir", "report.formatting", "tiling.local"}, set()),
     "tiling.local": ({"ir", "report.formatting", "tiling"}, {"numpy"}),
@@ -209,7 +210,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "orders.timelines",
             "schedule",
         },
-        {"dask", "numpy"},
+        {"dask", "numpy", "zict"},
     ),
     "report.comparison": (
         {"report.formatting", "report.html", "report.tables", "tiling.plan"},
@@ -270,6 +271,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "lower.bundle",
             "planning",
             "prediction",
+            "recent",
             "request",
             "tiling.memo",
             "tiling.plan",
@@ -340,6 +342,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
+    "recent": (set(), {"zict"}),
     "guard": ({"config"}, set()),
     "small_graphs": (
         {
@@ -396,6 +399,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "ir",
             "lower.gaps",
             "lower.names",
+            "recent",
             "request",
             "returned",
         },
@@ -408,6 +412,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "lower",
             "planning",
             "prediction",
+            "recent",
             "report.describing",
             "report.explanation",
             "request",

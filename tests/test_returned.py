@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from operator import itemgetter
 
 import dask.array as da
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import dasktile
 from dasktile import returned, templates
 from dasktile.explaining import NOT_SIMULATED
+from dasktile.recent import recently_used
 from dasktile.report.explanation import Explanation
 from dasktile.returned import MOST_KEPT
 from tests.support import plan_for_workers
@@ -20,7 +22,8 @@ from tests.support import plan_for_workers
 
 @pytest.fixture(autouse=True)
 def _no_plans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returned, "_store", returned._Store())
+    kept = recently_used(MOST_KEPT, returned.MOST_SIZES, itemgetter(1))
+    monkeypatch.setattr(returned, "_store", kept)
 
 
 def centred(seed: int = 0) -> da.Array:
@@ -92,10 +95,10 @@ def test_a_plan_that_was_not_simulated_is_simulated_by_explain(
     y = dasktile.optimize(centred())
     first = dasktile.explain(y)
     name = frozenset([y.name])
-    plan = returned._store.get(name)
+    plan = returned._made(name)
     assert plan is not None
     unknown = replace(plan, runs=(None, None))
-    returned._store.put(name, lambda: unknown, plan.weight)
+    returned._store[name] = (lambda: unknown), plan.weight
     later = dasktile.explain(y)
     assert later.received_after == first.received_after
     assert later.run_tasks_after == first.run_tasks_after
@@ -122,11 +125,11 @@ def test_few_plans_are_kept_and_no_arrays(monkeypatch: pytest.MonkeyPatch) -> No
     there = weakref.ref(data)
     y = dasktile.optimize((x - x.mean(axis=0)).T @ x)
     assert dasktile.explain(y).planned
-    plan = returned._store.get(frozenset([y.name]))
+    plan = returned._made(frozenset([y.name]))
     assert plan is not None
     for number in range(MOST_KEPT):
-        returned._store.put(frozenset([f"array-{number}"]), lambda: plan, plan.weight)
-    assert returned._store.get(frozenset([y.name])) is None
+        returned._store[frozenset([f"array-{number}"])] = (lambda: plan), plan.weight
+    assert returned._made(frozenset([y.name])) is None
     assert not dasktile.explain(y).planned
     del x, y, data
     templates.forget()

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from dasktile import pipeline, templates
+from dasktile.recent import recently_used
 from tests.agreement import EAGER
 from tests.graphs_alike import graph_difference
 from tests.test_decisions import arrays, cluster, machine, twice
@@ -411,23 +413,24 @@ def test_templates_hold_neither_data_nor_functions_nor_graphs() -> None:
         held = [weakref.ref(data), weakref.ref(function), *graphs]
         del data, function, x, y, z
         gc.collect()
-        assert templates._store._kept
+        assert templates._store
         assert [each() for each in held] == [None] * 4
 
 
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MOST_TEMPLATES", 2)
+    few = recently_used(2, templates.MOST_BYTES, attrgetter("nbytes"))
+    monkeypatch.setattr(templates, "_store", few)
     with machine(cluster()), written() as graphs:
         for side in (250, 300, 400, 300):
             x = da.random.default_rng(0).random((side, side), chunks=100)
             dasktile.optimize(x.T @ x)
         assert len(graphs) == 3
-    assert len(templates._store._kept) == 2
-    monkeypatch.setattr(templates, "MOST_BYTES", 1)
+    assert len(few) == 2
+    few.n = 1
     with machine(cluster()):
         x = da.random.default_rng(0).random((260, 260), chunks=100)
         dasktile.optimize(x.T @ x)
-    assert len(templates._store._kept) == 2
+    assert not few
 
 
 def test_plans_of_filled_graphs_are_explained() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
+from zict import LRU
 
 from dasktile import config
 from dasktile.capture.tasks import Tasks, tasks
@@ -171,10 +170,8 @@ def _link(device: object) -> HostLink:
     raise ValueError(f"device must be 'host' or 'cuda'; got {device!r}")
 
 
-_lock = threading.Lock()
-
-#: The cache: plans of operations by number, by a token of their inputs, the oldest first.
-_plans: OrderedDict[str, SchedulePlan] = OrderedDict()
+#: The cache: plans of operations by number, by a token of their inputs.
+_plans: LRU[str, SchedulePlan] = LRU(CACHED_PLANS, {})
 
 
 def _named(plan: SchedulePlan, names: Sequence[Hashable], **fields: Any) -> SchedulePlan:
@@ -188,11 +185,7 @@ def _cached(make: Callable[[], SchedulePlan], *arguments: Any) -> SchedulePlan:
     token = tokenize(*arguments)
     plan = _plans.get(token)
     if plan is None:
-        plan = make()
-        with _lock:
-            _plans[token] = plan
-            while len(_plans) > CACHED_PLANS:
-                _plans.popitem(last=False)
+        plan = _plans[token] = make()
     return plan
 
 

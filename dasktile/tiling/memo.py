@@ -6,10 +6,11 @@ and returned with the names of the program that is asked for.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from zict import LRU
 
 from dasktile.ir import Follow, Program, TiledProgram, Tiling, Where
 from dasktile.tiling.plan import TilingPlan
@@ -18,9 +19,8 @@ from dasktile.tiling.planner import SearchTables, tile
 #: Plans that are kept, the latest used.
 _SIZE = 64
 
-#: Plans by the program and the options, the one used last at the end.
-_plans: dict[Hashable, TilingPlan] = {}
-_lock = threading.Lock()
+#: Plans by the program and the options.
+_plans: LRU[Hashable, TilingPlan] = LRU(_SIZE, {})
 
 
 def tile_again(
@@ -41,23 +41,15 @@ def tile_again(
     """
     numbered = _numbered(program)
     key = (numbered, *sorted(options.items()))
-    with _lock:
-        plan = _plans.pop(key, None)
-        if plan is not None:
-            _plans[key] = plan
+    plan = _plans.get(key)
     if plan is None:
-        plan = tile(numbered, tables=tables, **options)
-        with _lock:
-            _plans[key] = plan
-            while len(_plans) > _SIZE:
-                del _plans[next(iter(_plans))]
+        plan = _plans[key] = tile(numbered, tables=tables, **options)
     return named(plan, [node.name for node in program.nodes])
 
 
 def forget() -> None:
     """Forget all plans."""
-    with _lock:
-        _plans.clear()
+    _plans.clear()
 
 
 def _numbered(program: Program) -> Program:

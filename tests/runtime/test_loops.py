@@ -81,7 +81,7 @@ def test_templates_do_not_keep_results_on_workers(client: Client) -> None:
     for _ in range(4):
         x = dasktile.optimize(step(x, x)).persist()
     wait(x)
-    assert templates._store._kept
+    assert templates._store
     del x
     for _ in range(100):
         gc.collect()

@@ -47,6 +47,9 @@ Cached = type(lru_cache(len))
 #: of the time of the computation.
 MOST_SECONDS, TASK_SECONDS, RANDOM_SECONDS, COMPUTING_SHARE = 10.0, 30e-6, 0.2, 0.1
 
+#: Tasks of the result up to which a plan should take `MOST_SECONDS` at the most.
+MANY_TASKS = 100_000
+
 #: Operators of the random programs, and their number.
 OPERATORS, PROGRAMS = range(2, 13), 60
 
@@ -209,7 +212,9 @@ def plan(case: Case, repeat: int, memory: bool = False) -> dict[str, Any]:
     seconds, result = processor_seconds(planned, repeat)
     graph = HighLevelGraph.merge(*(array.__dask_graph__() for array in result))
     tasks = count_tasks(graph, [array.name for array in result])
-    goal = min(case.goal(tasks), MOST_SECONDS)
+    goal = case.goal(tasks)
+    if tasks <= MANY_TASKS:
+        goal = min(goal, MOST_SECONDS)
     row = {
         "workload": case.name,
         "workers": case.workers,

@@ -26,7 +26,7 @@ from dasktile.tiling.follow import (
     leaders,
     resident,
 )
-from dasktile.tiling.grid import Axes, Grid, Steps
+from dasktile.tiling.grid import Axes, Grid, Steps, cuts_of
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.objective import effort
 from dasktile.tiling.options import (
@@ -184,7 +184,12 @@ class Space:
         """The candidates of boxes of a node, with the boxes of its work, its result and reads."""
         boxes = BoxBuilder(self.mesh, node.labels, grids)
         # nodes that differ in what they read, as slices of one array, share the others
-        alike = ("made", node.labels, node.out, node.shape, tuple(grids), small, node.kind)
+        counts = self.mesh.counts
+        cuts = (
+            cuts_of(grid, label.size, counts)
+            for grid, label in zip(grids, node.labels, strict=True)
+        )
+        alike = ("made", node.labels, node.out, node.shape, tuple(cuts), small, node.kind)
         if alike in self._cache:
             options, work, held, _ = self._cache[alike]
             return options, work, held, self._needs(node, boxes, options, shapes)

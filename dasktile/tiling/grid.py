@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -156,6 +156,24 @@ def sizes(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     edges = split(size, parts, grid)
     lengths = tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True) if hi > lo)
     return lengths or (size,)
+
+
+def cuts_of(grid: Grid, size: int, counts: Iterable[int]) -> object:
+    """Equal for grids that cut a label alike into each of some numbers of parts.
+
+    Labels that read an axis with a step, as those of many groups do, differ in where they start,
+    and most of them are cut alike.
+
+    Parameters
+    ----------
+    grid, size
+        The positions at which the label may be cut, and its size.
+    counts
+        The numbers of parts.
+    """
+    if not isinstance(grid, Steps):
+        return grid
+    return tuple(split(size, count, grid) for count in counts)
 
 
 def own_axes(program: Program) -> Axes:

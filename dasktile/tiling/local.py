@@ -35,11 +35,15 @@ from dasktile.ir import (
 from dasktile.report.formatting import format_excess, format_limit
 from dasktile.tiling.candidates import Space, array_labels
 from dasktile.tiling.conversion import Conversions, conversion_of
-from dasktile.tiling.grid import Grid, sizes, split
+from dasktile.tiling.grid import Grid, cuts_of, sizes, split
 from dasktile.tiling.options import Option
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
 from dasktile.tiling.tiles import Choice, LocalCosts, Parts
+
+#: Length of a label up to which all its cuts are compared, to find labels that are cut alike
+#: (chosen: groups of longer ones are few).
+SHORT = 16
 
 
 class MemoryLimitError(ValueError):
@@ -239,13 +243,14 @@ class Splitter:
         )
         if keep and not self.retile and None not in own:
             fixed = own
+        cuts = tuple(map(_cuts_of, spots, lengths, mesh_parts))
         # costs do not depend on where a slice starts
         reads = tuple(
             (tuple(map(_from_start, edge.axes)), producer.shape, producer.itemsize)
             for edge in node.edges
             for producer in (self.space.program.nodes[edge.producer],)
         )
-        alike = (keep, option, lengths, spots, fixed, own, node.kind, node.labels, node.out,
+        alike = (keep, option, lengths, cuts, fixed, own, node.kind, node.labels, node.out,
                  node.shape, node.itemsize, reads)  # fmt: skip
         family = self.families.setdefault(alike, len(self.families))
         return Choice(
@@ -675,3 +680,10 @@ def _doubled(parts: Parts, label: int) -> Parts:
 def _from_start(axis: AxisMap) -> AxisMap:
     """The map of a slice that starts at the first element."""
     return replace(axis, start=0) if axis.start else axis
+
+
+def _cuts_of(grid: Grid, length: int, parts: int) -> object:
+    """`cuts_of` for all numbers of parts of a short label, and for that of the mesh."""
+    if length > SHORT:
+        return grid
+    return cuts_of(grid, length, (*range(1, length + 1), parts))

@@ -19,8 +19,22 @@ from dasktile.tiling.planner import SearchTables, tile
 #: Plans that are kept, the latest used.
 _SIZE = 64
 
+
+class _Hashed:
+    """A value whose hash is computed once: that of a program takes long."""
+
+    def __init__(self, value: Hashable) -> None:
+        self._value, self._hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed) and self._value == other._value
+
+
 #: Plans by the program and the options.
-_plans: LRU[Hashable, TilingPlan] = LRU(_SIZE, {})
+_plans: LRU[_Hashed, TilingPlan] = LRU(_SIZE, {})
 
 
 def tile_again(
@@ -40,7 +54,7 @@ def tile_again(
         The other keyword arguments of :func:`dasktile.tiling.tile`.
     """
     numbered = _numbered(program)
-    key = (numbered, *sorted(options.items()))
+    key = _Hashed((numbered, *sorted(options.items())))
     plan = _plans.get(key)
     if plan is None:
         plan = _plans[key] = tile(numbered, tables=tables, **options)

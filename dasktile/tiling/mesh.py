@@ -114,6 +114,14 @@ class Mesh:
         """Number of parts into which these axes of the mesh cut a label."""
         return math.prod(self.shape[axis] for axis in axes)
 
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """All numbers of parts into which axes of the mesh cut a label."""
+        counts = {1}
+        for size in self.shape:
+            counts |= {size * count for count in counts}
+        return tuple(sorted(counts))
+
     def digits(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Index of the part (of :meth:`parts`) that each worker has, in mixed radix over `axes`."""
         index = np.zeros(self.workers, dtype=np.int64)

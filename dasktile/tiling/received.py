@@ -433,16 +433,25 @@ def _shared_of_taken(held_lo: Ints, held_hi: Ints, held: Ints, taken: Taken, nee
 
 def _first(kinds: Ints) -> tuple[Ints, Ints]:
     """Kinds as numbers from 0 on, and the first candidate of each."""
+    return _first_of(kinds.astype(np.int64, copy=False).tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
+def _first_of(kinds: bytes) -> tuple[Ints, Ints]:
+    """`_first`; arrays that are cut alike, as those of many groups, have equal kinds."""
     # faster than np.unique for the few candidates that there are
     number: dict[int, int] = {}
     first: list[int] = []
     numbers = []
-    for candidate, kind in enumerate(kinds.tolist()):
+    for candidate, kind in enumerate(np.frombuffer(kinds, np.int64).tolist()):
         if kind not in number:
             number[kind] = len(first)
             first.append(candidate)
         numbers.append(number[kind])
-    return np.array(numbers, dtype=np.int64), np.array(first, dtype=np.int64)
+    found = np.array(numbers, dtype=np.int64), np.array(first, dtype=np.int64)
+    for array in found:
+        array.flags.writeable = False
+    return found
 
 
 class _Group:

@@ -167,7 +167,7 @@ def chosen_plan(request: Request, read: Structured | None = None) -> Candidate |
         If a limit that the user gave makes too many tasks.
     """
     capture_once = cache(partial(capture, request, {}))
-    if _compares(request) and is_small(request, capture_once):
+    if _compares(request) and is_small(request, capture_once, read):
         return None
     captured = capture_once()
     # where no plans are compared, tiles are all that is decided, and those are kept

@@ -1,4 +1,4 @@
-"""A guard around functions whose results a plan can do without."""
+"""A guard around optional steps of planning."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ _Result = TypeVar("_Result")
 
 
 def or_none(function: Callable[[], _Result | None]) -> _Result | None:
-    """What a function returns; None if it raises an error, without which a plan is right, too.
+    """The result of an optional step of planning; None if it raises an error.
+
+    A plan is right without it.
 
     Parameters
     ----------
     function
-        Predicts a run, or looks up a plan.
+        The step.
     """
     try:
         return function()
     except Exception:
         if config.setting("raise-errors"):
             raise
-        logger.debug("dasktile failed to predict a run or to look up a plan", exc_info=True)
+        logger.debug("dasktile skipped an optional step of planning", exc_info=True)
         return None

@@ -55,11 +55,10 @@ def predicted_input(
     needed: Mapping[str, Needed],
     work: float = 0.0,
     there: Mapping[Any, int] = MappingProxyType({}),
-    in_order: bool = True,
 ) -> Prediction | None:
     """What the input's own graph takes; None if the sizes of results are unknown."""
     wanted = wanted_keys_of(request, needed)
-    return predict_input(request.graph, wanted, request.machine, work, there, in_order)
+    return predict_input(request.graph, wanted, request.machine, work, there)
 
 
 class InputRun:

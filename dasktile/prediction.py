@@ -284,7 +284,6 @@ def predict_input(
     machine: Machine,
     work: float = 0.0,
     there: Mapping[Any, int] = MappingProxyType({}),
-    in_order: bool = True,
 ) -> Prediction | None:
     """What Dask's own graph takes; None if the sizes of results are unknown.
 
@@ -300,17 +299,13 @@ def predict_input(
         Seconds that functions take.
     there
         Blocks that are in memory already, and the mesh position of each.
-    in_order
-        As for `placed_tasks`.
     """
     limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says
         tables = _workers_by_positions(graph, machine.workers)
         limits = replace(limits, mesh=(machine.workers,), tables=tables)
-    tasks, guessed = placed_tasks(
-        graph, wanted, limits, by_place=by_place, there=there, in_order=in_order
-    )
+    tasks, guessed = placed_tasks(graph, wanted, limits, by_place=by_place, there=there)
     return predict_tasks(machine, work, tasks, guessed)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 
 from dask.blockwise import Blockwise
 from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile.capture.base import Captured
-from dasktile.capture.rules.sources import has_value
+from dasktile.capture.structure import Structured
 from dasktile.cheapest import PLANNING_SECONDS
 from dasktile.guard import or_none
 from dasktile.lower.count import least_tasks
-from dasktile.lower.noted import noted_blocks
+from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.planning import wanted_blocks
 from dasktile.predicted import predicted_input
 from dasktile.prediction import LITTLE_MEMORY
@@ -38,10 +39,10 @@ TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 #: tasks of a graph, before Dask fuses them, up to which its run is compared with these (chosen).
 LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
-#: Operations for every element of an array in each of the others that a layer reads and makes, in
-#: the time of which its functions surely run (chosen: products take two, sorts and sums of many
-#: elements tens).
-MOST_OPERATIONS = 100
+#: Operations that are assumed for each iteration of a layer (chosen: steps of `einsum` count as
+#: tens of operations).  Layers of unknown iterations have at most those of a product of matrices,
+#: which are the elements that they read and make, to the power of 1.5.
+MOST_OPERATIONS = 200
 
 
 def is_quick(request: Request) -> bool:
@@ -63,7 +64,9 @@ def is_quick(request: Request) -> bool:
     return request.needed.up_to(most) <= most
 
 
-def is_small(request: Request, captured: Callable[[], Captured]) -> bool:
+def is_small(
+    request: Request, captured: Callable[[], Captured], read: Structured | None = None
+) -> bool:
     """Whether Dask's own graph surely takes little memory, and less time than a plan.
 
     The time of functions is left out where all workers run them, as a plan would not save it.
@@ -74,47 +77,52 @@ def is_small(request: Request, captured: Callable[[], Captured]) -> bool:
         The arrays and their graph, for workers on which runs are predicted.
     captured
         Captures the graph, which takes longer than all else here.
+    read
+        The structure of the graph, if that was read.
     """
     if request.machine.limit_given:
         return False
     needed = request.needed.up_to(MOST_SMALL)
     if needed > MOST_SMALL:
         return False
-    # the simulation knows no bytes of inputs that are on workers already
-    if _has_data(request) and any(node.homes for node in captured().program.nodes):
+    # the simulation does not count bytes of inputs that are on workers
+    may_be_there = read is None or read.names.data or read.names.constants.unknown
+    if may_be_there and any(node.homes for node in captured().program.nodes):
         return False
-    # all tasks are read, and those that are needed are written
+    # planning reads every task of the graph, and writes those that are needed
     tasks = least_tasks(request.graph, request.names) + needed
-    planning = LEAST_PLANNING + PLANNING_SECONDS * tasks
-    # few tasks run about alike in any order, and that of Dask takes long to find
-    run = or_none(partial(predicted_input, request, wanted_blocks(request), in_order=False))
+    run = or_none(partial(predicted_input, request, wanted_blocks(request)))
     if run is None or not run.is_sound or run.spilled or run.peak > LITTLE_MEMORY:
         return False
-    settings, left = request.machine.settings(), planning - run.seconds
-    if left < 0 or _most_alone(request, settings) <= left:
-        return left >= 0
-    return seconds_alone(captured().program, request.machine.workers, settings) <= left
+    left = LEAST_PLANNING + PLANNING_SECONDS * tasks - run.seconds
+    if left < 0:
+        return False
+    workers, settings = request.machine.workers, request.machine.settings()
+    if _most_alone(request.graph, workers, settings) <= left:
+        return True
+    return seconds_alone(captured().program, workers, settings) <= left
 
 
-def _has_data(request: Request) -> bool:
-    """Whether arrays or futures are in the graph."""
-    return any(
-        any(map(has_value, layer.values()))
-        for name, layer in request.graph.layers.items()
-        if not isinstance(layer, Blockwise) and not request.graph.dependencies.get(name)
-    )
-
-
-def _most_alone(request: Request, settings: Settings) -> float:
-    """An upper bound of `seconds_alone` by sizes of arrays; infinite where some are unknown."""
-    graph, arrays = request.graph, noted_blocks(request.graph)
+def _most_alone(graph: HighLevelGraph, workers: int, settings: Settings) -> float:
+    """At least `seconds_alone`, by the sizes of arrays; infinite where some are unknown."""
+    arrays = noted_blocks(graph)
     if arrays.keys() != graph.layers.keys():
         return math.inf
     sizes = {name: math.prod(map(sum, array.chunks)) for name, array in arrays.items()}
-    operations = 0.0
+    steps = 0.0
     for name, array in arrays.items():
-        if math.prod(map(len, array.chunks)) < request.machine.workers:
+        if math.prod(map(len, array.chunks)) < workers:
             elements = sizes[name] + sum(sizes[read] for read in graph.dependencies[name])
-            # a product of matrices of equal sizes has most operations for its elements
-            operations += MOST_OPERATIONS * elements**1.5
-    return operations / settings.work_per_second
+            steps += max(elements**1.5, _iterations(graph.layers[name], arrays))
+    return MOST_OPERATIONS * steps / settings.work_per_second
+
+
+def _iterations(layer: Layer, arrays: Mapping[str, NotedBlocks]) -> int:
+    """The product of the lengths of all axes of a Blockwise layer; 0 for others."""
+    if not isinstance(layer, Blockwise):
+        return 0
+    lengths: dict[str, int] = {}
+    for name, symbols in layer.indices:
+        if symbols is not None and isinstance(name, str) and name in arrays:
+            lengths |= zip(symbols, map(sum, arrays[name].chunks), strict=False)
+    return math.prod(lengths.values())

@@ -347,7 +347,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "small_graphs": (
         {
             "capture.base",
-            "capture.rules.sources",
+            "capture.structure",
             "cheapest",
             "config",
             "guard",

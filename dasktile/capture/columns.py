@@ -1,12 +1,18 @@
-"""Values in the same place in many tasks, read together: `Names.literal` of each takes longer.
+"""The values that many tasks have in the same place, read at once.
 
-What is returned decides of the values as the literals of all of them do.  It is a tag, and what
-decides by the rule of that tag; which one is used depends on nothing but the values.
+This takes less time than to call `Names.literal` for each value.  Two lists of as many values for
+which the same is returned have the same literals; the reverse need not hold.  What is returned is a
+tag, and a description in the form that the tag names:
+
+- ``"keys"``, ``"read"``: numbers of the heads (one if all have the same), lengths, block numbers;
+- ``"kinds"``: the type of each value as a number, and a column for each type;
+- ``"places"``, ``"items"``: lengths of sequences, and a column for each place, or one of all items;
+- ``"each"``: the literals of the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType
@@ -18,19 +24,19 @@ from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
 from dasktile.capture.literals import Names
 from dasktile.capture.references import Key
 
-#: Types of which values decide by themselves.
+#: Types whose values are part of the structure as they are.
 _PLAIN = {bool, int, type(None)}
 
-#: Types of the first item of a tuple that is neither a key nor a task.
+#: Types of values; a tuple that starts with one of them is read as a plain tuple.
 _NO_HEADS = {*_PLAIN, slice, tuple, list, TaskRef, Alias}
 
-#: Types of values in one place beyond which each is read alone.
+#: Types of values in one place up to which these are read by type; of more, one by one.
 _MOST_KINDS = 4
 
-#: Types of functions that are described by `Names.function`, as others are.
-_FUNCTIONS = {type, FunctionType, BuiltinFunctionType}
+#: Types of functions, which are described by `Names.function`.
+_FUNCTION_TYPES = {type, FunctionType, BuiltinFunctionType}
 
-#: Types of which one value is often in many tasks.
+#: Types of which many tasks often share one object.
 _SHARED = (str, np.dtype)
 
 _START, _STOP, _STEP = map(attrgetter, ("start", "stop", "step"))
@@ -46,7 +52,7 @@ def keys_column(names: Names, keys: Sequence[Key]) -> Any:
     keys
         The keys.
     """
-    if not _are_known(names, keys):
+    if len(keys) == 1 or not _are_known(names, keys):
         return "each key", list(map(names.key, keys))
     if any(type(key) is not tuple for key in keys):
         texts = bytes(type(key) is str for key in keys)
@@ -55,16 +61,16 @@ def keys_column(names: Names, keys: Sequence[Key]) -> Any:
             texts,
             keys_column(names, [key if type(key) is tuple else (key,) for key in keys]),
         )
-    counts, items = _one_or_all(map(len, keys)), list(chain.from_iterable(keys))
-    if type(counts) is int:
-        heads = items[::counts]
-        del items[::counts]
+    lengths, items = _one_or_all(map(len, keys)), list(chain.from_iterable(keys))
+    if type(lengths) is int:
+        heads = items[::lengths]
+        del items[::lengths]
     else:
         heads, items = [key[0] for key in keys], list(chain.from_iterable(key[1:] for key in keys))
     if not set(map(type, items)) <= {int}:
         return "each key", list(map(names.key, keys))
     heads = heads[:1] if len(set(heads)) == 1 else heads
-    return "keys", [names.heads[head] for head in heads], counts, items
+    return "keys", [names.heads[head] for head in heads], lengths, items
 
 
 def column(names: Names, values: Sequence[Any]) -> Any:
@@ -77,20 +83,19 @@ def column(names: Names, values: Sequence[Any]) -> Any:
     values
         The values.
     """
-    distinct: Collection[type] = set(map(type, values))
-    if len(distinct) == 1:
-        [kind] = distinct
-        return _of_kind(names, kind, values)
-    if not 1 < len(distinct) <= _MOST_KINDS:
+    different = set(map(type, values))
+    if len(values) < 2 or len(different) > _MOST_KINDS:
         return "each", names.literals(values)
+    if len(different) == 1:
+        [kind] = different
+        return _of_kind(names, kind, values)
     kinds = list(map(type, values))
-    distinct = dict.fromkeys(kinds)
-    numbers = {kind: number for number, kind in enumerate(distinct)}
-    own: list[list[Any]] = [[] for _ in distinct]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    by_kind: list[list[Any]] = [[] for _ in numbers]
     places = bytes(map(numbers.__getitem__, kinds))
     for place, value in zip(places, values, strict=True):
-        own[place].append(value)
-    parts = [_of_kind(names, kind, part) for kind, part in zip(distinct, own, strict=True)]
+        by_kind[place].append(value)
+    parts = [_of_kind(names, kind, part) for kind, part in zip(numbers, by_kind, strict=True)]
     return "kinds", places, parts
 
 
@@ -113,7 +118,7 @@ def _of_kind(names: Names, kind: type, values: Sequence[Any]) -> Any:
         return _dicts(names, values)
     elif issubclass(kind, Task):
         return "tasks", kind.__name__, _tasks(names, values)
-    elif kind in _FUNCTIONS:
+    elif kind in _FUNCTION_TYPES:
         return "functions", _functions(names, values)
     elif issubclass(kind, _SHARED) and len(set(map(id, values))) == 1:
         return "same", names.literal(values[0])
@@ -148,13 +153,12 @@ def _tuples(names: Names, values: Sequence[tuple[Any, ...]]) -> Any:
 
 def _dicts(names: Names, values: Sequence[dict[Any, Any]]) -> Any:
     """Dicts with items: options of functions, or others."""
-    keys = set(map(tuple, values))
+    # keys of other types may be equal, and differ
+    are_texts = set(map(type, chain.from_iterable(values))) == {str}
+    keys = set(map(tuple, values)) if are_texts else set()
     items = [list(value.values()) for value in values]
-    is_graph = any(
-        issubclass(kind, (GraphNode, TaskRef))
-        for kind in set(map(type, chain.from_iterable(items)))
-    )
-    if len(keys) > 1 or is_graph:
+    kinds = set(map(type, chain.from_iterable(items)))
+    if len(keys) != 1 or any(issubclass(kind, (GraphNode, TaskRef)) for kind in kinds):
         return "each", names.literals(values)
     return "dicts", names.literals(*keys), _items(names, items)
 
@@ -169,7 +173,7 @@ def _items(names: Names, values: Sequence[Sequence[Any]]) -> Any:
 
 
 def _functions(names: Names, functions: Sequence[Any]) -> Any:
-    """Functions, each described once, and which one each of them is."""
+    """A description of each different function, and the number of that of each value."""
     own = dict(zip(map(id, functions), functions, strict=True))
     described = list(map(names.function, own.values()))
     numbers = {each: number for number, each in enumerate(own)}

@@ -198,7 +198,7 @@ class _Pending:
 
 
 class _Existing:
-    """The keys of a graph, which are looked up where a task is written as a tuple."""
+    """The keys of a graph; they are collected when a task that is a tuple is first looked into."""
 
     def __init__(self, graph: HighLevelGraph) -> None:
         self._graph = graph

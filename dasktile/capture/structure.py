@@ -59,7 +59,7 @@ def structured(graph: HighLevelGraph, data: Collection[str]) -> Structured | Non
     names = Names(data)
     try:
         return Structured(graph, names, structure(graph, names))
-    except (NoStructureError, ValueError):
+    except (NoStructureError, ValueError, RecursionError):
         return None
 
 

@@ -139,7 +139,6 @@ def placed_tasks(
     known: GraphMemory | None = None,
     by_place: bool = False,
     there: Mapping[Key, int] = MappingProxyType({}),
-    in_order: bool = True,
 ) -> tuple[PlacedTasks, float]:
     """The tasks that Dask runs, after it has merged layers, culled the graph and fused chains.
 
@@ -159,19 +158,14 @@ def placed_tasks(
         Whether tasks run on the workers of their mesh positions.
     there
         Blocks that are in memory already, and the mesh position of each.
-    in_order
-        Whether tasks run in Dask's order, which takes long to find; otherwise those that read
-        nothing run first, and each other one after those with inputs before its own.
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
         numbered = GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits)
-        first = range(len(numbered.keys)) if in_order else numbered.inputs_first
-        tasks = {numbered.keys[at]: numbered.tasks[at] for at in first}
-        known = _known(numbered)
+        tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
-    return placed(tasks, ends, known.tasks, by_place, there, in_order), known.guessed
+    return placed(tasks, ends, known.tasks, by_place, there), known.guessed
 
 
 def placed(
@@ -180,7 +174,6 @@ def placed(
     known: Mapping[Key, TaskMemory],
     by_place: bool,
     there: Mapping[Key, int] = MappingProxyType({}),
-    in_order: bool = True,
 ) -> PlacedTasks:
     """Tasks as a simulation sees them: chains that Dask fuses are one task.
 
@@ -199,12 +192,9 @@ def placed(
         Whether tasks run on the workers of their mesh positions.
     there
         Blocks that are in memory already, and the mesh position of each.
-    in_order
-        Whether tasks run in Dask's order; otherwise in the given one, each after its inputs.
     """
-    keys = _in_order(tasks) if in_order else list(tasks)
+    keys, reads = _ordered(tasks)
     number = {key: at for at, key in enumerate(keys)}
-    reads = _reads(tasks, number)
     readers = readers_of(reads)
     kept = {number[key] for key in ends if key in number}
     chains = _chains(tasks, keys, readers, kept)
@@ -363,21 +353,16 @@ def _most_common(
     return max(sorted(counts), key=counts.__getitem__, default=None)
 
 
-def _reads(tasks: Mapping[Key, Any], number: Mapping[Key, int]) -> list[list[int]]:
-    """For each key, the numbers of those that its task reads, ascending."""
-    return [
-        sorted([number[read] for read in tasks[key].dependencies if read in number])
-        for key in number
-    ]
-
-
-def _in_order(tasks: Mapping[Key, Any]) -> list[Key]:
-    """The keys about in Dask's order.
+def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
+    """The keys about in Dask's order, and for each the places of those that it reads, ascending.
 
     Dask breaks ties by hashes of keys; here numbers break them, so that nothing depends on names.
     """
     keys = _sorted(tasks)
-    reads = _reads(tasks, {key: at for at, key in enumerate(keys)})
+    number = {key: at for at, key in enumerate(keys)}
+    reads = [
+        sorted([number[read] for read in tasks[key].dependencies if read in number]) for key in keys
+    ]
     data, references = DataNode(None, None), list(map(TaskRef, range(len(keys))))
     # the order treats data in its own way
     graph: dict[Any, Any] = {
@@ -387,7 +372,14 @@ def _in_order(tasks: Mapping[Key, Any]) -> list[Key]:
         for at, key in enumerate(keys)
     }
     priorities = order(graph, return_stats=False)
-    return [keys[each] for each in sorted(range(len(keys)), key=priorities.__getitem__)]
+    ordered = sorted(range(len(keys)), key=priorities.__getitem__)
+    place = [0] * len(keys)
+    for at, each in enumerate(ordered):
+        place[each] = at
+    return (
+        [keys[each] for each in ordered],
+        [sorted([place[read] for read in reads[each]]) for each in ordered],
+    )
 
 
 def _sorted(keys: Iterable[Key]) -> list[Key]:

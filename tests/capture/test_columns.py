@@ -15,6 +15,13 @@ from hypothesis import strategies as st
 from dasktile.capture.columns import column, keys_column
 from dasktile.capture.literals import Names
 
+
+class Other(Task):
+    """A task of another type."""
+
+    __slots__ = ()
+
+
 #: Names that a graph has, and one that it lacks.
 HEADS = ("x", "y-0123456789abcdef0123456789abcdef")
 OTHER = "z"
@@ -51,7 +58,7 @@ def nested(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         items,
         items.map(tuple),
-        st.dictionaries(st.sampled_from(("axis", "out")), values, max_size=2),
+        st.dictionaries(st.sampled_from(("axis", "out", 1, True, 1.0, (1,))), values, max_size=2),
         st.builds(lambda args: (add, *args), items),
         st.builds(lambda args: Task("own", add, *args), items),
         st.builds(lambda args: Task("own", getitem, *args, axis=1), items),
@@ -80,6 +87,17 @@ def one_by_one(items: Sequence[Any]) -> tuple[Any, ...]:
     return marshal.dumps(names.literals(items), 2), names.constants.digest(), names.facts
 
 
+def copied(value: Any) -> Any:
+    """Equal values in other containers, tasks and references, with the same functions."""
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) is Task:
+        return Task(value.key, value.func, *map(copied, value.args), **value.kwargs)
+    return TaskRef(value.key) if type(value) is TaskRef else value
+
+
 def without_unknown(seen: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return None if seen[1] is None else seen
 
@@ -88,13 +106,15 @@ def without_unknown(seen: tuple[Any, ...]) -> tuple[Any, ...] | None:
 def test_values_read_together_are_told_apart_like_those_read_alone(
     items: list[Any], data: st.DataObject
 ) -> None:
+    """Lists with other values, in another order, or with other repetitions."""
     other = list(items)
     other[data.draw(st.integers(0, len(items) - 1))] = data.draw(values)
-    same = without_unknown(one_by_one(items)) == without_unknown(one_by_one(other))
-    if without_unknown(together(items)) == without_unknown(together(other)):
-        assert same
-    # the same values are the same again
-    assert together(items) == together(list(items))
+    repeated = st.lists(st.sampled_from(items), min_size=len(items), max_size=len(items))
+    pairs = [(items, other), (data.draw(repeated), data.draw(repeated))]
+    for one, two in pairs:
+        if without_unknown(together(one)) == without_unknown(together(two)):
+            assert without_unknown(one_by_one(one)) == without_unknown(one_by_one(two))
+    assert together(items) == together(copied(items))
 
 
 DIFFERENT: list[list[Any]] = [
@@ -130,6 +150,33 @@ DIFFERENT: list[list[Any]] = [
     [np.dtype("f4"), np.dtype("f8")],
     [np.dtype("f4"), np.dtype("f4")],
     [0.5, 1.5],
+    [1, None, 1],
+    [1, 1, None],
+    [add, getitem, add],
+    [add, getitem, getitem],
+    [("x",), "x", "x"],
+    ["x", ("x",), "x"],
+    [{1: 5}, {1: 5}],
+    [{1: 5}, {True: 5}],
+    [{1: 5}, {1.0: 5}],
+    [{(1,): 5}, {(1,): 5}],
+    [{(1,): 5}, {(True,): 5}],
+    [{"out": 1}, {"out": 1}],
+    [{"axis": 1}, {"axis": 1}],
+    [{"out": ("x", 0)}, {"out": ("x", 0)}],
+    [{("x", 0): Task("a", add, 1, 2)}, {("x", 0): Task("a", add, 1, 2)}],
+    [{("x", 1): Task("a", add, 1, 2)}, {("x", 1): Task("a", add, 1, 2)}],
+    ["text", "text"],
+    ["text", "z"],
+    [Task("a", add, 1), Task("a", add, 1, _data_producer=True)],
+    [Task("a", add, 1, _data_producer=True), Task("a", add, 1)],
+    [List(1, 2), List(1, 2)],
+    [Other("a", add, 1, 2), Other("a", add, 1, 2)],
+    [Task("a", add, 1, axis=2), Task("a", add, 1, axis=2)],
+    [Task("a", add, 1, keys=2), Task("a", add, 1, keys=2)],
+    [[], [1]],
+    [[1], []],
+    [(), (1,)],
 ]
 
 
@@ -156,12 +203,21 @@ def test_keys_of_a_graph_are_read_together() -> None:
             [("x", 0, 1)],
             [("x", 0), ("x", 1), ("x", 2)],
             ["x", ("x", 1)],
+            ["x", ("x",)],
+            [("x",), "x"],
             [("x",), ("x", 1)],
             [("x", np.int64(0)), ("x", 1)],
             [("x", 0), ("x", True)],
         )
     ]
     assert len(set(seen)) == len(seen)
+
+
+def test_empty_values_that_a_function_may_fill_are_handed_on() -> None:
+    names = names_of_graph()
+    empty: list[Any] = [[], [], {}, {}]
+    column(names, empty)
+    assert [id(each) for each in names.constants.objects] == list(map(id, empty))
 
 
 def test_a_key_that_the_graph_lacks_has_no_constants() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import math
 import pickle
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,6 +26,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from dasktile import pipeline, templates
+from dasktile.capture import constants
 from dasktile.recent import recently_used
 from tests.agreement import EAGER
 from tests.graphs_alike import graph_difference
@@ -149,9 +153,29 @@ def bound(factor: float) -> Callable[[Any], Any]:
     return Scale(factor).__call__
 
 
+def in_module(source: str, **seen: Any) -> Callable[[Any], Any]:
+    """A function `scale` of a module with some globals."""
+    exec(source, seen)
+    function: Callable[[Any], Any] = seen["scale"]
+    return function
+
+
+def with_builtins(factor: float) -> Callable[[Any], Any]:
+    own = {"abs": lambda block: block * factor}
+    return in_module("def scale(block): return abs(block)", __builtins__=own)
+
+
+def in_the_name_of_numpy(factor: float) -> Callable[[Any], Any]:
+    source = "def scale(block): return block * FACTOR"
+    return in_module(source, __name__="numpy.lib", FACTOR=factor)
+
+
 @pytest.mark.parametrize(
     "make",
-    [doubled, with_default, with_global, with_inner, with_array, with_dict, Scale, bound],
+    [
+        *(doubled, with_default, with_global, with_inner, with_array, with_dict, Scale, bound),
+        *(with_builtins, in_the_name_of_numpy),
+    ],
 )
 def test_functions_that_differ_in_what_they_see_are_not_taken_for_each_other(
     make: Callable[[float], Callable[[Any], Any]],
@@ -163,6 +187,27 @@ def test_functions_that_differ_in_what_they_see_are_not_taken_for_each_other(
             y = y.T @ y
             planned = dasktile.optimize(y)
             agree(planned, y)
+
+
+def test_a_module_of_the_user_may_have_the_name_of_one_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trace.py").write_text(
+        "def inner(block): return block * 2\ndef outer(block): return inner(block)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trace", raising=False)
+    module = importlib.import_module("trace")
+    monkeypatch.setitem(sys.modules, "trace", module)
+    constants._is_fixed.cache_clear()
+    with machine(cluster()):
+        for inner in (module.inner, lambda block: block - block.mean()):
+            module.inner = inner
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(module.outer, dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    constants._is_fixed.cache_clear()
 
 
 def test_a_function_that_no_longer_works_element_by_element_is_planned_anew() -> None:

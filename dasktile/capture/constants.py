@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dis
 import marshal
+import os
 import sys
 import sysconfig
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from hashlib import blake2b
@@ -33,6 +35,9 @@ STATES = (
     np.random.Generator,
     np.random.RandomState,
 )
+
+#: Folders of modules that do not change: those of Python, and of installed packages.
+_FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
 
 #: Packages whose functions do not change, wherever they are installed.
 _FIXED = {"builtins", "dask", "dasktile", "distributed", "numpy"}
@@ -144,11 +149,13 @@ def is_installed(function: Any) -> bool:
 def _is_fixed(module: str) -> bool:
     """Whether a module is one of Python or of an installed package, which do not change."""
     top = module.partition(".")[0]
-    if top in _FIXED or top in sys.stdlib_module_names:
+    if top in _FIXED:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    return file is not None and any(file.startswith(folder) for folder in folders)
+    if file is None:
+        return top in sys.builtin_module_names
+    # a module of the user may have the name of one of Python
+    return any(file.startswith(sysconfig.get_path(name) + os.sep) for name in _FOLDERS)
 
 
 class _Seen:
@@ -209,8 +216,7 @@ class _Seen:
             return ("itself", function.__qualname__)
         above = above | {id(function)}
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
-        # not the module in whose name it may be, as that of a function which it wraps
-        if not _is_fixed(str(function.__globals__.get("__name__", ""))):
+        if not _is_of_fixed(function):
             seen += _globals(function)
         own = [self.value(value, above) for value in seen]
         return ("code", function.__module__, marshal.dumps(function.__code__, 2), own, use)
@@ -265,10 +271,23 @@ def _cells(function: types.FunctionType) -> Iterator[Any]:
             yield None
 
 
+def _is_of_fixed(function: types.FunctionType) -> bool:
+    """Whether a function sees a module that does not change.
+
+    That is not the module in whose name it may be, as that of a function which it wraps.
+    """
+    name = function.__globals__.get("__name__")
+    if not isinstance(name, str) or not _is_fixed(name):
+        return False
+    return getattr(sys.modules.get(name), "__dict__", None) is function.__globals__
+
+
 def _globals(function: types.FunctionType) -> Iterator[Any]:
-    """What a function sees of its module, in the order of its code."""
+    """What a function sees of its module and of Python's functions, in the order of its code."""
     names = _global_names(function.__code__)
-    return (function.__globals__[name] for name in names if name in function.__globals__)
+    builtins: dict[str, Any] = getattr(function, "__builtins__", {})
+    seen = ChainMap(function.__globals__, builtins)
+    return (seen[name] for name in names if name in seen)
 
 
 @lru_cache(maxsize=1024)

@@ -49,6 +49,9 @@ from dasktile.capture.symbols import (
 #: Calls and values in a trace at the most.
 _MOST_CALLS = 500
 
+#: Python's function, whatever its name stands for later.
+_ABS = abs
+
 #: Modules that a function may use.
 _MODULES = ("numpy", "scipy", "scipy.ndimage", "scipy.special")
 
@@ -327,8 +330,8 @@ class _Trace:
         names = set(_allowed_names(function.__code__))
         visible: dict[str, Any] = {"__builtins__": {"__import__": self._import}}
         builtins = getattr(function, "__builtins__", {})
-        if builtins.get("abs") is abs:
-            visible["__builtins__"]["abs"] = abs
+        if builtins.get("abs") is _ABS:
+            visible["__builtins__"]["abs"] = _ABS
         for number in NUMBERS:
             if builtins.get(number.__name__) is number:
                 visible["__builtins__"][number.__name__] = Opaque(number)

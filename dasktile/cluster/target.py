@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -272,19 +272,25 @@ def _client_machine(client: Any) -> Machine | None:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
         return _with_expected(found, blocks, lambda keys: ask(_expected, {}, keys=keys))
 
+    def unplaced(keys: Sequence[Any]) -> list[Any]:
+        # the scheduler may not have their graph yet
+        pending = [key for key in keys if _is_pending(client.futures.get(key))]
+        left: list[Any] = ask(_unplaced, [], keys=keys, pending=pending)
+        return left
+
     deadline = monotonic() + config.setting("wait")
 
     def unfinished(keys: Sequence[Any]) -> Sequence[Any]:
         if client.asynchronous:
             # it cannot ask where any results are
             return [key for key in keys if key in client.futures]
-        left: list[Any] = ask(_unplaced, [], keys=keys)
+        left = unplaced(keys)
         pause = 0.0 if _is_task() else _FIRST_PAUSE
         while left and pause and (seconds := deadline - monotonic()) > 0:
             # futures of other clients are not announced to this one
             sleep(min(pause, seconds))
             pause = min(2 * pause, _LONGEST_PAUSE)
-            left = ask(_unplaced, [], keys=left)
+            left = unplaced(left)
         return left
 
     cluster = replace(
@@ -324,9 +330,18 @@ def _expected(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, str]:
     return found
 
 
-def _unplaced(dask_scheduler: Any, keys: Sequence[Any]) -> list[Any]:
-    """Keys of tasks that will run on unknown workers; runs on the scheduler."""
-    left = [key for key in keys if scheduling.is_computing(dask_scheduler, key)]
+def _is_pending(state: Any) -> bool:
+    """Whether a client awaits a result, given what it knows of it; None if that is nothing."""
+    return state is not None and state.status == "pending"
+
+
+def _unplaced(dask_scheduler: Any, keys: Sequence[Any], pending: Collection[Any] = ()) -> list[Any]:
+    """Keys of tasks that will run on unknown workers; runs on the scheduler.
+
+    So will those of a graph that it has not received yet, whose results a client awaits.
+    """
+    late = {key for key in pending if key not in dask_scheduler.tasks}
+    left = [key for key in keys if key in late or scheduling.is_computing(dask_scheduler, key)]
     expected = _expected(dask_scheduler, left)
     return [key for key in left if key not in expected]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import dask
 import dask.array as da
@@ -88,6 +90,27 @@ def test_the_input_is_kept_where_it_is_unknown_what_moves(client: Client) -> Non
     wait([x, small])
     # now it is known
     assert dasktile.explain(array).changed
+
+
+def test_a_graph_that_the_scheduler_has_not_received_is_unfinished(client: Client) -> None:
+    scheduler = client.cluster.scheduler
+    receive, arrived = scheduler.stream_handlers["update-graph"], asyncio.Event()
+
+    async def late(**message: Any) -> None:
+        await arrived.wait()
+        await receive(**message)
+
+    with (
+        mock.patch.dict(scheduler.stream_handlers, {"update-graph": late}),
+        dask.config.set({"dasktile.wait": 0}),
+    ):
+        x = held("third")
+        told = dasktile.explain(scores(x))
+        assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
+        client.loop.add_callback(arrived.set)
+        Event("third").set()
+        wait(x)
+    assert dasktile.explain(scores(x)).changed
 
 
 def test_a_task_does_not_wait_for_others(client: Client) -> None:

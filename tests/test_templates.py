@@ -197,18 +197,59 @@ def test_a_module_of_the_user_may_have_the_name_of_one_of_python(
     constants._is_fixed.cache_clear()
 
 
+def on_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that calls one that was put on the module of NumPy."""
+    vars(np)["applied_by_a_test"] = inner
+    return in_module("def scale(b): return np.applied_by_a_test(b)", np=np)
+
+
+def of_two(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The second of two functions of one name, which call each other.
+
+    The first calls itself, or the second where `inner` does not work element by element.
+    """
+    is_elementwise = "cumsum" not in inner.__code__.co_names
+
+    def made(last: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], None]]:
+        other: Any = None
+
+        def scale(block: Any, left: int = 2) -> Any:
+            if left > 0:
+                return other(block, left - 1)
+            return last(block)
+
+        def link(function: Any) -> None:
+            nonlocal other
+            other = function
+
+        return scale, link
+
+    (first, link_first), (second, link_second) = made(doubled(2.0)), made(centred)
+    link_second(first)
+    link_first(first if is_elementwise else second)
+    return second
+
+
+def centred(block: Any) -> Any:
+    return block - block.mean()
+
+
 @pytest.mark.parametrize(
     "applied",
     [
         lambda inner: lambda block: inner(block),
         lambda inner: in_module("def scale(b): return abs(b)", __builtins__={"abs": inner}),
         lambda inner: in_module("def scale(b): return f(b)", __name__="numpy.lib", f=inner),
+        on_numpy,
+        of_two,
     ],
-    ids=["closure", "builtins", "name of a module"],
+    ids=["closure", "builtins", "name of a module", "on NumPy", "each other"],
 )
 def test_a_function_that_no_longer_works_element_by_element_is_planned_anew(
     applied: Callable[[Callable[[Any], Any]], Callable[[Any], Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(np, "applied_by_a_test", None, raising=False)
     with machine(cluster()), written() as graphs:
         for inner in (lambda block: block * 2, lambda block: np.cumsum(block, axis=1)):
             x = da.random.default_rng(0).random((400, 400), chunks=100)

@@ -99,7 +99,7 @@ class Constants:
 
     def function(self, function: Callable[..., Any]) -> None:
         """Add what a function is made of."""
-        self._add(function, lambda own: self._seen.function(own, frozenset()))
+        self._add(function, lambda own: self._seen.function(own, ()))
 
     def object(self, value: Any) -> None:
         """Add an object of any type."""
@@ -184,7 +184,7 @@ class _Seen:
         except TokenizationError as error:
             raise UnknownConstantError(f"a value of type {type(value).__name__}") from error
 
-    def function(self, function: Any, above: frozenset[int]) -> Any:
+    def function(self, function: Any, above: tuple[int, ...]) -> Any:
         """What decides of a function: its name, or its code and all that this refers to.
 
         Parameters
@@ -192,7 +192,7 @@ class _Seen:
         function
             The function.
         above
-            Ids of the functions that refer to it.
+            Ids of the functions that refer to it, the outermost first.
         """
         declared = lookup(function)
         use = "" if declared is None else repr(declared)
@@ -213,15 +213,16 @@ class _Seen:
         if not isinstance(function, types.FunctionType):
             return ("object", self.object(function), use)
         if id(function) in above:
-            return ("itself", function.__qualname__)
-        above = above | {id(function)}
+            return ("again", above.index(id(function)))
+        above = (*above, id(function))
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
         if not _is_of_fixed(function):
             seen += _globals(function)
+            seen += _of_modules(seen, function.__code__)
         own = [self.value(value, above) for value in seen]
         return ("code", function.__module__, marshal.dumps(function.__code__, 2), own, use)
 
-    def value(self, value: Any, above: frozenset[int]) -> Any:
+    def value(self, value: Any, above: tuple[int, ...]) -> Any:
         """What decides of a value that a function sees."""
         kind = type(value)
         self._values += 1 + (len(value) if kind in (tuple, list, dict) else 0)
@@ -287,17 +288,48 @@ def _globals(function: types.FunctionType) -> Iterator[Any]:
     names = _global_names(function.__code__)
     builtins: dict[str, Any] = getattr(function, "__builtins__", {})
     seen = ChainMap(function.__globals__, builtins)
-    return (seen[name] for name in names if name in seen)
+    for name in names:
+        if name in seen:
+            yield seen[name]
+
+
+def _of_modules(values: list[Any], code: types.CodeType) -> Iterator[Any]:
+    """What a code may take from modules among some values, as a function that was put on NumPy."""
+    names = _attribute_names(code)
+    modules = [value for value in values if isinstance(value, types.ModuleType)]
+    met = set(map(id, modules))
+    for module in modules:
+        # not by getattr, which would import parts of some modules
+        for name in sorted(names & vars(module).keys()):
+            value = vars(module)[name]
+            if isinstance(value, types.ModuleType):
+                if id(value) not in met:
+                    met.add(id(value))
+                    modules.append(value)
+            elif callable(value) and not is_installed(value):
+                yield name
+                yield value
 
 
 @lru_cache(maxsize=1024)
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals in a code, and in those of the functions in it."""
+    return _names_of(code, ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+@lru_cache(maxsize=1024)
+def _attribute_names(code: types.CodeType) -> frozenset[str]:
+    """Names of attributes in a code, and in those of the functions in it."""
+    return frozenset(_names_of(code, ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")))
+
+
+def _names_of(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
+    """Names in some instructions of a code, and of those of the functions in it."""
     names: dict[str, None] = {}
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if instruction.opname in operations:
             names[instruction.argval] = None
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            names.update(dict.fromkeys(_global_names(part)))
+            names.update(dict.fromkeys(_names_of(part, operations)))
     return tuple(names)

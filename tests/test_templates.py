@@ -7,6 +7,7 @@ import importlib
 import math
 import pickle
 import sys
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -195,6 +196,67 @@ def test_a_module_of_the_user_may_have_the_name_of_one_of_python(
             y = x.map_blocks(module.outer, dtype=x.dtype).T @ x
             agree(dasktile.optimize(y), y)
     constants._is_fixed.cache_clear()
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module of an installed package, whose functions take the mean off if `CENTRED`."""
+    name = "dasktile_test_installed"
+    (tmp_path / f"{name}.py").write_text(
+        """
+CENTRED = False
+def scale(block):
+    return block - block.mean() if CENTRED else block * 2
+def outer(block):
+    return scale(block) + 1
+def made():
+    def inner(block):
+        return scale(block)
+    return inner
+""",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(constants.sysconfig, "get_path", lambda name: str(tmp_path))
+    constants._is_fixed.cache_clear()
+    yield importlib.import_module(name)
+    sys.modules.pop(name)
+    constants._is_fixed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        lambda module: module.scale,
+        lambda module: module.outer,
+        lambda module: module.made(),
+        lambda module: in_module("def f(b): return scale(b)", scale=module.scale),
+        lambda module: partial(module.outer),
+    ],
+    ids=["itself", "one that it calls", "closure", "one that a user's calls", "partial"],
+)
+def test_a_variable_of_an_installed_package_may_change(
+    applied: Callable[[Any], Callable[[Any], Any]], installed: Any
+) -> None:
+    with machine(cluster()), written() as graphs:
+        for installed.CENTRED in (False, True, False):
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(applied(installed), dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
+
+
+def test_a_number_that_was_put_on_a_module_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = in_module(
+        "def scale(b): return b - b.mean() if np.is_centred_in_a_test else b * 2", np=np
+    )
+    with machine(cluster()), written() as graphs:
+        for is_centred in (False, True):
+            monkeypatch.setattr(np, "is_centred_in_a_test", is_centred, raising=False)
+            x = da.random.default_rng(0).random((400, 400), chunks=100)
+            y = x.map_blocks(scale, dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
+    assert len(graphs) == 2
 
 
 def on_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:

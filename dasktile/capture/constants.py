@@ -22,6 +22,7 @@ import numpy as np
 from dask.sizeof import sizeof
 from dask.tokenize import TokenizationError, tokenize
 
+from dasktile.capture.tracing import is_read
 from dasktile.capture.user_kernels import lookup
 
 #: Bytes of arrays in a graph, bytes of an object, and values that functions see, beyond which its
@@ -38,6 +39,9 @@ STATES = (
 
 #: Folders of modules that do not change: those of Python, and of installed packages.
 _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
+
+#: Types of values that tracing looks into, but for tuples, lists and functions.
+_VISIBLE = (type(None), bool, int, float, complex, str, np.generic, np.ndarray, np.dtype)
 
 #: Packages whose functions do not change, wherever they are installed.
 _FIXED = {"builtins", "dask", "dasktile", "distributed", "numpy"}
@@ -197,12 +201,8 @@ class _Seen:
         declared = lookup(function)
         use = "" if declared is None else repr(declared)
         if is_installed(function):
-            return (
-                "installed",
-                _text(function, "__module__"),
-                _text(function, "__qualname__"),
-                use,
-            )
+            name = [_text(function, attribute) for attribute in ("__module__", "__qualname__")]
+            return ("installed", name, use, self._traced(function, above))
         if isinstance(function, types.MethodType):
             own = function.__self__
             return ("method", self.function(function.__func__, above), self.value(own, above), use)
@@ -214,13 +214,42 @@ class _Seen:
             return ("object", self.object(function), use)
         if id(function) in above:
             return ("again", above.index(id(function)))
+        traced = self._traced(function, above) if _is_of_fixed(function) else None
         above = (*above, id(function))
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
         if not _is_of_fixed(function):
             seen += _globals(function)
             seen += _of_modules(seen, function.__code__)
         own = [self.value(value, above) for value in seen]
-        return ("code", function.__module__, marshal.dumps(function.__code__, 2), own, use)
+        code = marshal.dumps(function.__code__, 2)
+        return ("code", function.__module__, code, own, traced, use)
+
+    def _traced(self, function: Any, above: tuple[int, ...]) -> Any:
+        """What tracing reads of a function of an installed package; None if it reads nothing.
+
+        Such a function does not change, but what its module has under a name may.
+        """
+        if not is_read(function) or _text(function, "__module__").partition(".")[0] in _FIXED:
+            return None
+        if id(function) in above:
+            return ("again", above.index(id(function)))
+        above = (*above, id(function))
+        seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
+        seen += _globals(function)
+        seen += _of_modules(seen, function.__code__)
+        own = [self._visible(value, above) for value in seen]
+        return (marshal.dumps(function.__code__, 2), own)
+
+    def _visible(self, value: Any, above: tuple[int, ...]) -> Any:
+        """What tracing may see of a value: not what is in an object of another kind."""
+        if type(value) is dict:  # of defaults
+            value = tuple(value.items())
+        if type(value) in (tuple, list):
+            return (type(value).__name__, [self._visible(item, above) for item in value])
+        if isinstance(value, _VISIBLE) or callable(value):
+            return self.value(value, above)
+        name = value.__name__ if isinstance(value, types.ModuleType) else ""
+        return ("other", type(value).__name__, name)
 
     def value(self, value: Any, above: tuple[int, ...]) -> Any:
         """What decides of a value that a function sees."""
@@ -306,7 +335,7 @@ def _of_modules(values: list[Any], code: types.CodeType) -> Iterator[Any]:
                 if id(value) not in met:
                     met.add(id(value))
                     modules.append(value)
-            elif callable(value) and not is_installed(value):
+            elif isinstance(value, _VISIBLE) or (callable(value) and not is_installed(value)):
                 yield name
                 yield value
 

@@ -167,6 +167,19 @@ def traced_depths(function: Any, kwargs: Mapping[str, Any], arguments: int) -> D
         return None
 
 
+def is_read(function: Any) -> bool:
+    """Whether tracing reads the code of a function, and with it what the function sees.
+
+    Parameters
+    ----------
+    function
+        The function.
+    """
+    if type(function) is not types.FunctionType or _package(function) in _MODULES:
+        return False
+    return _is_allowed(function.__code__)
+
+
 def obstacle(function: Any, kwargs: Mapping[str, Any], arguments: int) -> str:
     """What keeps a function from being read, as ``it calls median``; empty if that is unknown.
 
@@ -375,6 +388,15 @@ def _allowed_names(code: types.CodeType) -> tuple[str, ...]:
     if any(name.startswith("__") for name in code.co_names):
         raise UntraceableError
     return code.co_names
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_allowed(code: types.CodeType) -> bool:
+    try:
+        _allowed_names(code)
+    except UntraceableError:
+        return False
+    return True
 
 
 def _found(function: Any, table: Mapping[Any, Any]) -> Any:

@@ -265,6 +265,18 @@ def on_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return in_module("def scale(b): return np.applied_by_a_test(b)", np=np)
 
 
+def on_numpy_imported(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same by an import in the function."""
+    vars(np)["applied_by_a_test"] = inner
+    return in_module("def scale(b):\n import numpy as n\n return n.applied_by_a_test(b)")
+
+
+def from_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same by the name of the function."""
+    vars(np)["applied_by_a_test"] = inner
+    return in_module("def scale(b):\n from numpy import applied_by_a_test as f\n return f(b)")
+
+
 def of_two(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The second of two functions of one name, which call each other.
 
@@ -303,9 +315,14 @@ def centred(block: Any) -> Any:
         lambda inner: in_module("def scale(b): return abs(b)", __builtins__={"abs": inner}),
         lambda inner: in_module("def scale(b): return f(b)", __name__="numpy.lib", f=inner),
         on_numpy,
+        on_numpy_imported,
+        from_numpy,
         of_two,
     ],
-    ids=["closure", "builtins", "name of a module", "on NumPy", "each other"],
+    ids=[
+        *("closure", "builtins", "name of a module", "on NumPy", "imported", "imported from"),
+        "each other",
+    ],
 )
 def test_a_function_that_no_longer_works_element_by_element_is_planned_anew(
     applied: Callable[[Callable[[Any], Any]], Callable[[Any], Any]],

@@ -218,7 +218,7 @@ class _Seen:
         above = (*above, id(function))
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
         if not _is_of_fixed(function):
-            seen += _globals(function)
+            seen += [*_globals(function), *_imported(function.__code__)]
             seen += _of_modules(seen, function.__code__)
         own = [self.value(value, above) for value in seen]
         code = marshal.dumps(function.__code__, 2)
@@ -235,7 +235,7 @@ class _Seen:
             return ("again", above.index(id(function)))
         above = (*above, id(function))
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
-        seen += _globals(function)
+        seen += [*_globals(function), *_imported(function.__code__)]
         seen += _of_modules(seen, function.__code__)
         own = [self._visible(value, above) for value in seen]
         return (marshal.dumps(function.__code__, 2), own)
@@ -322,6 +322,15 @@ def _globals(function: types.FunctionType) -> Iterator[Any]:
             yield seen[name]
 
 
+def _imported(code: types.CodeType) -> Iterator[types.ModuleType]:
+    """Modules that a code imports, of those that do not change."""
+    for name in _imported_names(code):
+        for part in dict.fromkeys((name, name.partition(".")[0])):
+            module = sys.modules.get(part)
+            if module is not None and _is_fixed(part):
+                yield module
+
+
 def _of_modules(values: list[Any], code: types.CodeType) -> Iterator[Any]:
     """What a code may take from modules among some values, as a function that was put on NumPy."""
     names = _attribute_names(code)
@@ -350,6 +359,12 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 def _attribute_names(code: types.CodeType) -> frozenset[str]:
     """Names of attributes in a code, and in those of the functions in it."""
     return frozenset(_names_of(code, ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")))
+
+
+@lru_cache(maxsize=1024)
+def _imported_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names of modules that a code imports, and the functions in it."""
+    return _names_of(code, ("IMPORT_NAME",))
 
 
 def _names_of(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:

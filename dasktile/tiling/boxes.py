@@ -126,30 +126,43 @@ def paired(first: Ints, second: Ints) -> Ints:
 
 @dataclass
 class BoxBuilder:
-    """Builds the boxes of options; bounds by label and set of mesh axes are cached."""
+    """Builds the boxes of options.
+
+    Parameters
+    ----------
+    mesh
+        The workers.
+    labels, grids
+        The labels of a node, and where each may be cut.
+    known
+        Ranges that were found, by the size of a label, the identity of its grid, and sets of mesh
+        axes; of several builders, whose grids outlive it.
+    """
 
     mesh: Mesh
     labels: Sequence[Label]
     grids: Sequence[Grid]
-    _ranges: dict[tuple[int, tuple[int, ...]], tuple[Ints, Ints]] = field(default_factory=dict)
+    known: dict[object, tuple[Ints, Ints]] = field(default_factory=dict)
 
     def range(self, label: int, cut_by: tuple[int, ...]) -> tuple[Ints, Ints]:
         """The range of a label that each worker has where these mesh axes cut it: (lo, hi)."""
-        if (label, cut_by) not in self._ranges:
-            edges = np.asarray(
-                split(self.labels[label].size, self.mesh.parts(cut_by), self.grids[label]),
-                dtype=np.int64,
-            )
+        size, grid = self.labels[label].size, self.grids[label]
+        key = size, id(grid), cut_by
+        if key not in self.known:
+            edges = np.asarray(split(size, self.mesh.parts(cut_by), grid), dtype=np.int64)
             index = self.mesh.digits(cut_by)
-            self._ranges[label, cut_by] = edges[index], edges[index + 1]
-        return self._ranges[label, cut_by]
+            self.known[key] = edges[index], edges[index + 1]
+        return self.known[key]
 
     def ranges(self, label: int, cuts: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
         """:meth:`range` for several sets of mesh axes: (lo, hi), each (sets, workers)."""
-        found = [self.range(label, cut_by) for cut_by in cuts]
-        shape = (len(cuts), self.mesh.workers)
-        lo, hi = (np.array([pair[end] for pair in found]).reshape(shape) for end in (0, 1))
-        return lo, hi
+        key = self.labels[label].size, id(self.grids[label]), ("sets", *cuts)
+        if key not in self.known:
+            found = [self.range(label, cut_by) for cut_by in cuts]
+            shape = (len(cuts), self.mesh.workers)
+            lo, hi = (np.array([pair[end] for pair in found]).reshape(shape) for end in (0, 1))
+            self.known[key] = lo, hi
+        return self.known[key]
 
     def work(self, options: Options) -> Boxes:
         """The box of the loop nest that each worker runs."""

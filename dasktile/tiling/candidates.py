@@ -137,6 +137,7 @@ class Space:
         default_factory=dict, repr=False
     )
     _followed: dict[object, Followed | None] = field(default_factory=dict, repr=False)
+    _ranges: dict[object, tuple[Ints, Ints]] = field(default_factory=dict, repr=False)
     _copies: dict[object, Followed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -182,7 +183,7 @@ class Space:
         self, node: Node, grids: Sequence[Grid], small: bool, shapes: Sequence[tuple[int, ...]]
     ) -> tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]:
         """The candidates of boxes of a node, with the boxes of its work, its result and reads."""
-        boxes = BoxBuilder(self.mesh, node.labels, grids)
+        boxes = BoxBuilder(self.mesh, node.labels, grids, self._ranges)
         # nodes that differ in what they read, as slices of one array, share the others
         counts = self.mesh.counts
         cuts = (

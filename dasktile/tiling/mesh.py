@@ -124,10 +124,16 @@ class Mesh:
 
     def digits(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Index of the part (of :meth:`parts`) that each worker has, in mixed radix over `axes`."""
-        index = np.zeros(self.workers, dtype=np.int64)
-        for axis in axes:
-            index = index * self.shape[axis] + self.coordinates[:, axis]
-        return index
+        if axes not in self._digits:
+            index = np.zeros(self.workers, dtype=np.int64)
+            for axis in axes:
+                index = index * self.shape[axis] + self.coordinates[:, axis]
+            self._digits[axes] = index
+        return self._digits[axes]
+
+    @cached_property
+    def _digits(self) -> dict[tuple[int, ...], npt.NDArray[np.int64]]:
+        return {}
 
     def first(self, axes: tuple[int, ...]) -> npt.NDArray[np.bool_]:
         """True for workers at the origin of all these axes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -43,26 +44,60 @@ def merged(problem: Problem) -> Pruned:
     """Leave out states whose costs equal those of an earlier state of the same variable.
 
     At least one minimum of the original remains: the first, if minima are ordered by their states.
+    Equal tables of the result are the same object.
     """
-    rows: dict[int, npt.NDArray[np.int64]] = {}
-    columns: dict[int, npt.NDArray[np.int64]] = {}
-    kinds = [[_kinds(costs[:, None])] for costs in problem.unary]
+    problem = _shared(problem)
+    #: By the identity of a table, the kinds of its rows and of its columns.
+    known: dict[int, tuple[npt.NDArray[np.int64], ...]] = {}
+    kinds: list[list[npt.NDArray[np.int64]]] = []
+    for costs in problem.unary:
+        if id(costs) not in known:
+            known[id(costs)] = (_kinds(costs[:, None]),)
+        kinds.append([known[id(costs)][0]])
     for (i, j), table in problem.pairwise.items():
-        if id(table) not in rows:
-            rows[id(table)], columns[id(table)] = _kinds(table), _kinds(table.T)
-        kinds[i].append(rows[id(table)])
-        kinds[j].append(columns[id(table)])
-    return _restricted(problem, [_first(np.stack(each, axis=1)) for each in kinds])
+        if id(table) not in known:
+            known[id(table)] = _kinds(table), _kinds(table.T)
+        kinds[i].append(known[id(table)][0])
+        kinds[j].append(known[id(table)][1])
+    left: dict[tuple[int, ...], npt.NDArray[np.int64]] = {}
+    for each in kinds:
+        key = tuple(map(id, each))
+        if key not in left:
+            left[key] = _first(np.stack(each, axis=1))
+    return _restricted(problem, [left[tuple(map(id, each))] for each in kinds])
+
+
+def _shared(problem: Problem) -> Problem:
+    """The same problem, in which tables of equal content are the same object."""
+    tables: dict[object, Table] = {}
+    #: By the identity of a table, the first one of equal content.
+    same: dict[int, Table] = {}
+
+    def shared(table: Table) -> Table:
+        if id(table) not in same:
+            content = blake2b(np.ascontiguousarray(table).data, digest_size=16).digest()
+            same[id(table)] = tables.setdefault((table.shape, table.dtype, content), table)
+        return same[id(table)]
+
+    pairwise = {pair: shared(table) for pair, table in problem.pairwise.items()}
+    return Problem([shared(costs) for costs in problem.unary], pairwise)
 
 
 def _restricted(problem: Problem, left: Sequence[npt.NDArray[np.int64]]) -> Pruned:
-    """A problem with some of its states."""
-    unary = [costs[stays] for costs, stays in zip(problem.unary, left, strict=True)]
+    """A problem with some of its states; tables that were the same object still are."""
+    known: dict[tuple[int, ...], Table] = {}
+
+    def restricted(table: Table, *left: npt.NDArray[np.int64]) -> Table:
+        if table.shape == tuple(map(len, left)):
+            return table
+        key = (id(table), *map(id, left))
+        if key not in known:
+            known[key] = table[np.ix_(*left)]
+        return known[key]
+
+    unary = [restricted(costs, stays) for costs, stays in zip(problem.unary, left, strict=True)]
     pairwise = {
-        (i, j): table
-        if table.shape == (len(left[i]), len(left[j]))
-        else table[np.ix_(left[i], left[j])]
-        for (i, j), table in problem.pairwise.items()
+        (i, j): restricted(table, left[i], left[j]) for (i, j), table in problem.pairwise.items()
     }
     return Pruned(Problem(unary, pairwise), tuple(left))
 
@@ -78,8 +113,13 @@ def _kinds(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def _first(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The first of every set of equal rows."""
-    kinds = _kinds(table)
-    return np.sort(np.unique(kinds, return_index=True)[1])
+    return _first_of_kinds(_kinds(table))
+
+
+def _first_of_kinds(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The first of every kind, in the order of the kinds."""
+    # kinds are numbered in the order in which they are met
+    return np.flatnonzero(np.diff(np.maximum.accumulate(kinds), prepend=-1))
 
 
 def pruned(problem: Problem) -> Pruned:
@@ -124,10 +164,7 @@ def _undominated(
     with np.errstate(invalid="ignore"):
         most = own[first] - own[second]
         for table in tables:
-            step = max(1, _BLOCK // max(1, table.shape[1]))
-            for start in range(0, len(first), step):
-                part = slice(start, start + step)
-                most[part] += (table[first[part]] - table[second[part]]).max(axis=1)
+            most += _most_more(table, first, second)
     worse = np.full((count, count), np.inf)
     # both forbidden: neither dominates the other
     worse[first, second] = np.nan_to_num(most, nan=np.inf, posinf=np.inf, neginf=-np.inf)
@@ -138,6 +175,27 @@ def _undominated(
     better &= ~alike | (np.arange(count)[:, None] < np.arange(count)[None, :])
     stays = ~better.any(axis=0)
     return states[stays]
+
+
+def _most_more(
+    table: Table, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """The most that an entry of one row exceeds that of another, for pairs of rows."""
+    kinds = _kinds(table)
+    different = table[_first_of_kinds(kinds)]
+    pairs = kinds[first] * len(different) + kinds[second]
+    # many rows are equal: each pair of different rows is compared once
+    met = np.zeros(len(different) ** 2, dtype=bool)
+    met[pairs] = True
+    some, others = np.divmod(np.flatnonzero(met), len(different))
+    step = max(1, _BLOCK // max(1, table.shape[1]))
+    parts = [slice(start, start + step) for start in range(0, len(some), step)]
+    most = np.zeros(len(met))
+    most[met] = np.concatenate(
+        [(different[some[part]] - different[others[part]]).max(axis=1) for part in parts]
+    )
+    more: npt.NDArray[np.float64] = most[pairs]
+    return more
 
 
 def _possible(

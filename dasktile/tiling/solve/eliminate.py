@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -152,11 +152,22 @@ def _eliminated(
         file(_Factor((i, j), np.asarray(table, dtype=np.float64)))
 
     split = False
+    #: Minimised tables by the tables that were added: those of equal parts are found once.
+    known: dict[Hashable, Table] = {}
     for variable in order:
         groups = _partition(buckets[variable], counts, width_budget)
         split = split or len(groups) > 1
         for group in groups:
-            file(_minimised(group, variable, counts))
+            scope = sorted({other for factor in group for other in factor.scope})
+            place = {other: at for at, other in enumerate(scope)}
+            key = (
+                place[variable],
+                *((id(each.table), *map(place.__getitem__, each.scope)) for each in group),
+            )
+            rest = tuple(other for other in scope if other != variable)
+            if key not in known:
+                known[key] = _minimised(group, variable, rest, counts)
+            file(_Factor(rest, known[key]))
 
     states = _read_back(order, buckets, counts)
     if split:
@@ -233,37 +244,42 @@ def _partition(
     return [members for _, members in groups]
 
 
-def _minimised(factors: Sequence[_Factor], variable: int, counts: Sequence[int]) -> _Factor:
-    """The least sum of tables over the states of a variable, for every state of the others.
+def _minimised(
+    factors: Sequence[_Factor], variable: int, rest: Sequence[int], counts: Sequence[int]
+) -> Table:
+    """The least sum of tables over the states of a variable, for every state of the `rest`.
 
     The sum is never in memory as a whole if it is large: that would take longer than to add it.
     """
-    scope = tuple(sorted({other for factor in factors for other in factor.scope}))
-    rest = tuple(other for other in scope if other != variable)
-    shape = tuple(counts[other] for other in rest)
-    tables = [_turned(factor, variable, rest) for factor in factors]
+    # the longest axis last: inner loops over a short one take several times as long
+    inner = sorted(rest, key=counts.__getitem__)
+    shape = tuple(counts[other] for other in inner)
+    tables = [_turned(factor, variable, inner) for factor in factors]
     states = counts[variable]
-    step = max(1, _BLOCK // max(1, math.prod(shape)))
+    step = min(states, max(1, _BLOCK // max(1, math.prod(shape))))
+    total = np.empty((step, *shape))
     least: Table | None = None
     for start in range(0, states, step):
-        total = np.zeros((min(step, states - start), *shape))
-        for table in tables:
-            total += table[start : start + step]
-        part = total.min(axis=0)
-        least = part if least is None else np.minimum(least, part, out=least)
+        first, *others = (table[start : start + step] for table in tables)
+        part = total[: len(first)]
+        if others:
+            np.add(first, others[0], out=part)
+        else:
+            part[...] = first
+        for table in others[1:]:
+            part += table
+        smallest = part.min(axis=0)
+        least = smallest if least is None else np.minimum(least, smallest, out=least)
     assert least is not None
-    return _Factor(rest, least)
+    return least.transpose([inner.index(other) for other in rest])
 
 
 def _turned(factor: _Factor, variable: int, rest: Sequence[int]) -> Table:
     """The table of a factor, a variable first; of the `rest`, others than its own have length 1."""
-    place = factor.scope.index(variable)
-    others = [axis for axis in range(len(factor.scope)) if axis != place]
-    lengths = [
-        factor.table.shape[factor.scope.index(other)] if other in factor.scope else 1
-        for other in rest
-    ]
-    return factor.table.transpose(place, *others).reshape(-1, *lengths)
+    scope = factor.scope
+    own = [scope.index(other) for other in (variable, *rest) if other in scope]
+    lengths = [factor.table.shape[scope.index(other)] if other in scope else 1 for other in rest]
+    return np.ascontiguousarray(factor.table.transpose(own)).reshape(-1, *lengths)
 
 
 def _read_back(

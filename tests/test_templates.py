@@ -24,11 +24,15 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.highlevelgraph import HighLevelGraph
+from dask.tokenize import tokenize
+from tlz import curry  # type: ignore[import-untyped]
 
 import dasktile
 from dasktile import pipeline, templates
+from dasktile._compat.dask import Task, TaskRef
 from dasktile.capture import constants
 from dasktile.recent import recently_used
+from dasktile.schedule.placement import token
 from tests.agreement import EAGER
 from tests.graphs_alike import graph_difference
 from tests.test_decisions import arrays, cluster, machine, twice
@@ -464,6 +468,101 @@ def test_an_empty_list_of_the_user_is_handed_on() -> None:
             dasktile.optimize(y.T @ x).compute(scheduler="sync")
             assert len(log) == 16
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: [1], lambda: {"a": 1}, lambda: {1}, lambda: [[2.5], {"a": [1]}]]
+)
+def test_what_a_function_may_change_is_handed_on(make: Callable[[], Any]) -> None:
+    def note(block: Any, value: Any) -> Any:
+        seen.add(id(value))
+        return block
+
+    with machine(cluster()), written() as graphs:
+        for seed in range(3):
+            value, seen = make(), set[int]()
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            y = x.map_blocks(note, value=value, dtype=x.dtype, meta=x._meta)
+            dasktile.optimize(y.T @ x).compute(scheduler="sync")
+            assert seen == {id(value)}
+    assert len(graphs) == 1
+
+
+def test_each_block_is_handed_the_list_that_it_has() -> None:
+    def note(block: Any, value: Any) -> Any:
+        seen.append(value)
+        return block
+
+    with machine(cluster()), written() as graphs:
+        for seed in range(3):
+            lists: list[list[float]] = [[0.5] for _ in range(16)]
+            seen: list[list[float]] = []
+            x = da.random.default_rng(seed).random((400, 400), chunks=100)
+            name = f"noted-{tokenize(seed)}"
+            tasks = {
+                key: Task(key, note, TaskRef((x.name, *key[1:])), value)
+                for at, value in enumerate(lists)
+                for key in [(name, *divmod(at, 4))]
+            }
+            graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x])
+            y = da.Array(graph, name, x.chunks, meta=x._meta)
+            dasktile.optimize(y.T @ x).compute(scheduler="sync")
+            assert sorted(map(id, seen)) == sorted(map(id, lists))
+    assert len(graphs) == 1
+
+
+class Decorated:
+    """Methods that have other names than their functions."""
+
+    def plus(self, block: Any) -> Any:
+        return block + 1
+
+    @wraps(plus)
+    def minus(self, block: Any) -> Any:
+        return block - 1
+
+
+def first_option(block: Any, **options: float) -> Any:
+    return block * next(iter(options.values()))
+
+
+def first_item(block: Any, items: set[int]) -> Any:
+    return block * next(iter(items))
+
+
+def test_functions_of_a_filled_graph_are_those_of_the_request() -> None:
+    def curried(factor: float) -> Any:
+        exec("def scale(b): return b * factor", seen := {"factor": factor})
+        seen["scale"].__module__ = __name__
+        globals()["scale_in_test"] = curry(seen["scale"])
+        seen["scale"].__qualname__ = "scale_in_test"
+        return globals()["scale_in_test"]
+
+    made: list[list[Callable[[Any], Any]]] = [
+        [Decorated().minus, Decorated().minus],
+        [partial(first_option, a=2.0, b=3.0), partial(first_option, b=3.0, a=2.0)],
+        [partial(first_item, items={8, 16}), partial(first_item, items={16, 8})],
+        [curried(2.0), curried(2.0)],
+    ]
+    globals()["scale_in_test"] = curry(doubled(5.0))
+    for functions in made:
+        with machine(cluster()):
+            for function in functions:
+                x = da.random.default_rng(0).random((400, 400), chunks=100)
+                y = x.map_blocks(function, dtype=x.dtype, meta=x._meta).T @ x
+                agree(dasktile.optimize(y), y)
+
+
+def test_a_text_that_looks_like_a_short_token_is_not_replaced() -> None:
+    def labelled(block: Any, label: str) -> Any:
+        return block + sum(map(ord, label))
+
+    names = [f"labelled-{tokenize(number)}" for number in range(2)]
+    with machine(cluster()):
+        for name in names:
+            x = da.from_array(np.ones((400, 400)), chunks=100, name=name)
+            y = x.map_blocks(labelled, label=token(names[0]), dtype=x.dtype).T @ x
+            agree(dasktile.optimize(y), y)
 
 
 def test_large_values_that_functions_see_are_not_read() -> None:

@@ -111,6 +111,7 @@ def _of_kind(names: Names, kind: type, values: Sequence[Any]) -> Any:
         if _are_known(names, keys):
             return "read", keys_column(names, keys)
     elif kind is list and all(values):
+        names.constants.identities(values)
         return "lists", _items(names, values)
     elif kind is tuple and all(values):
         return _tuples(names, values)
@@ -160,6 +161,7 @@ def _dicts(names: Names, values: Sequence[dict[Any, Any]]) -> Any:
     kinds = set(map(type, chain.from_iterable(items)))
     if len(keys) != 1 or any(issubclass(kind, (GraphNode, TaskRef)) for kind in kinds):
         return "each", names.literals(values)
+    names.constants.identities(values)
     return "dicts", names.literals(*keys), _items(names, items)
 
 

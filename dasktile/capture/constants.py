@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import types
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any
@@ -100,6 +100,11 @@ class Constants:
     def identity(self, value: Any) -> None:
         """Add an object that is part of the structure: which one it is."""
         self._add(value, lambda own: "same")
+
+    def identities(self, values: Iterable[Any]) -> None:
+        """Add some objects like this."""
+        for value in values:
+            self.identity(value)
 
     def function(self, function: Callable[..., Any]) -> None:
         """Add what a function is made of."""

@@ -34,7 +34,13 @@ MOST_BYTES = 2**25
 #: Tokens in names, which stand for what a name is made of.
 TOKEN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-#: The same, and the short tokens of arrays that placements in names follow.
+#: Short tokens, of arrays that placements in names follow, or texts that look like them.
+SHORT_TOKEN = re.compile(r"(?:(?<=_f)|(?<![0-9a-f]))[0-9a-f]{10}(?![0-9a-f])")
+
+#: Letters of a short token.
+SHORT = 10
+
+#: Tokens of both kinds in names.
 NAME_TOKEN = re.compile(rf"{TOKEN.pattern}|(?<=_f)[0-9a-f]{{10}}(?=\.)")
 
 #: Modules of arguments whose blocks differ only in what is read here.
@@ -118,15 +124,14 @@ class Names:
         return ("tuple", self.literals(value))
 
     def _list(self, value: list[Any]) -> Any:
-        if not value:
-            # a function may fill it
-            self.constants.identity(value)
+        # a function, or the user, may change it
+        self.constants.identity(value)
         return ("list", self.literals(value))
 
     def _set(self, value: Iterable[Any]) -> Any:
         self.constants.value(type(value).__name__)
-        if not value:
-            self.constants.identity(value)
+        # its order may be another one
+        self.constants.identity(value)
         return ("set", self.literals(sorted(value, key=repr)))
 
     def _slice(self, value: slice) -> Any:
@@ -181,7 +186,9 @@ class Names:
             use = lookup(function)
             if use is not None:
                 self.constants.value(repr(use))
-            if not _consists_of_others(function):
+            if _consists_of_others(function):
+                self.constants.identity(function)
+            else:
                 self.constants.function(function)
             # the function is kept, so that no other one gets its id
             known = self._functions[id(function)] = (own, len(self._functions), function)
@@ -257,6 +264,8 @@ class Names:
     def _text(self, text: str) -> Any:
         if text in self.heads:
             return ("ref", self.heads[text])
+        if len(text) >= SHORT and SHORT_TOKEN.search(text):
+            self.constants.text(text)
         if len(text) < 32:
             return text
         short = TOKEN.sub("", text)
@@ -268,7 +277,7 @@ class Names:
         if type(value) is not dict:
             # there may be more to it than its items
             self.constants.object(value)
-        elif not value:
+        else:
             self.constants.identity(value)
         # the tasks of a fused one, by their keys
         is_graph = any(isinstance(item, (GraphNode, TaskRef)) for item in value.values())

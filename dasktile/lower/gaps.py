@@ -24,19 +24,16 @@ from typing import Any
 import numpy as np
 from dask.highlevelgraph import Layer
 
-from dasktile._compat.dask import Task
+from dasktile._compat.dask import Alias, List, Task, TaskRef
 from dasktile.capture.constants import STATES, is_installed
-from dasktile.capture.literals import NAME_TOKEN, TOKEN
+from dasktile.capture.literals import NAME_TOKEN, SHORT, SHORT_TOKEN, TOKEN
 from dasktile.capture.rules.sources import is_future
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import Origin, token_of
 from dasktile.schedule.placement import token as short_token
 
 #: Tokens in texts, and the short ones of arrays that placements follow.
-_TOKENS = re.compile(rf"({TOKEN.pattern}|(?:(?<=_f)|(?<![0-9a-f]))[0-9a-f]{{10}}(?![0-9a-f]))")
-
-#: Letters of the short tokens.
-_SHORT = 10
+_TOKENS = re.compile(rf"({TOKEN.pattern}|{SHORT_TOKEN.pattern})")
 
 #: Types that are pickled by value.
 _PLAIN = {
@@ -44,8 +41,11 @@ _PLAIN = {
     *(tuple, list, dict, set, frozenset, slice, range),
 }
 
-#: Those of them that a function may fill, so that an empty one of the graph is handed on.
-_FILLED = {list, dict, set}
+#: Those of them that a function may change, so that those of the graph are handed on.
+_CHANGED = {list, dict, set, frozenset}
+
+#: Types of most tasks and references, which are pickled by what they are made of.
+_NODES = {Task, Anchored, TaskRef, Alias, List}
 
 #: Types of which no value changes, or has a name.
 _FIXED = (np.generic, np.dtype, Enum)
@@ -255,9 +255,7 @@ class _Writer(pickle.Pickler):
         heads = [head for head in source.heads if isinstance(head, str)]
         self._of_heads = {token for head in heads for token in NAME_TOKEN.findall(head)}
         self._of_heads.update(map(short_token, heads))
-        self._literal = {token for text in source.texts for token in TOKEN.findall(text)}
-        if self._literal & self._of_heads:
-            raise NoGapsError("a text has a token of a name")
+        self._literal = {token for text in source.texts for token in _TOKENS.findall(text)}
         self._layer = {id(layer): name for name, layer in source.layers.items()}
         self._block = {
             id(block): (name, key)
@@ -276,10 +274,12 @@ class _Writer(pickle.Pickler):
         #: By short token, the parts of a name; a name has no short token of another of them.
         self.short: dict[str, _Pieces] = {}
         self.short = {short_token(name): self._pieces(name) for name in names}
+        if self._literal & (self._of_heads | self.short.keys()):
+            raise NoGapsError("a text has a token of a name")
 
     def persistent_id(self, value: Any) -> int | None:
         kind = type(value)
-        if kind in _PLAIN and (value or kind not in _FILLED or id(value) not in self._object):
+        if kind in _PLAIN and (kind not in _CHANGED or id(value) not in self._object):
             return None
         if kind is str:
             if value not in self._texts:
@@ -295,7 +295,7 @@ class _Writer(pickle.Pickler):
             gap = partial(_layer_of, self._pieces(self._layer[id(value)]))
         elif id(value) in self._object:
             gap = partial(_object_of, self._object[id(value)])
-        elif self._is_kept(value):
+        elif kind not in _NODES and self._is_kept(value):
             gap = partial(_kept, self._private(value))
         else:
             return None
@@ -353,7 +353,7 @@ class _Writer(pickle.Pickler):
         if token in self._origins:
             self._used.add(token)
             return True
-        if len(token) > _SHORT and token not in self._literal:
+        if len(token) > SHORT and token not in self._literal:
             raise NoGapsError(f"it is unknown what the token {token} was made of")
         return False
 

@@ -260,13 +260,13 @@ def _minimised(
     total = np.empty((step, *shape))
     least: Table | None = None
     for start in range(0, states, step):
-        first, *others = (table[start : start + step] for table in tables)
-        part = total[: len(first)]
-        if others:
-            np.add(first, others[0], out=part)
+        parts = tables if step == states else [table[start : start + step] for table in tables]
+        part = total[: states - start]
+        if len(parts) == 1:
+            part = parts[0]
         else:
-            part[...] = first
-        for table in others[1:]:
+            np.add(parts[0], parts[1], out=part)
+        for table in parts[2:]:
             part += table
         smallest = part.min(axis=0)
         least = smallest if least is None else np.minimum(least, smallest, out=least)

@@ -281,6 +281,12 @@ def from_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return in_module("def scale(b):\n from numpy import applied_by_a_test as f\n return f(b)")
 
 
+def handed_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same from a module that is an argument."""
+    vars(np)["applied_by_a_test"] = inner
+    return partial(in_module("def scale(b, xp): return xp.applied_by_a_test(b)"), xp=np)
+
+
 def of_two(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The second of two functions of one name, which call each other.
 
@@ -321,11 +327,12 @@ def centred(block: Any) -> Any:
         on_numpy,
         on_numpy_imported,
         from_numpy,
+        handed_numpy,
         of_two,
     ],
     ids=[
         *("closure", "builtins", "name of a module", "on NumPy", "imported", "imported from"),
-        "each other",
+        *("argument", "each other"),
     ],
 )
 def test_a_function_that_no_longer_works_element_by_element_is_planned_anew(

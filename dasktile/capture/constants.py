@@ -22,7 +22,7 @@ import numpy as np
 from dask.sizeof import sizeof
 from dask.tokenize import TokenizationError, tokenize
 
-from dasktile.capture.tracing import is_read
+from dasktile.capture.tracing import MODULES, is_read
 from dasktile.capture.user_kernels import lookup
 
 #: Bytes of arrays in a graph, bytes of an object, and values that functions see, beyond which its
@@ -42,6 +42,9 @@ _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
 
 #: Types of values that tracing looks into, but for tuples, lists and functions.
 _VISIBLE = (type(None), bool, int, float, complex, str, np.generic, np.ndarray, np.dtype)
+
+#: What was in modules when functions that may use it were first read, by name of the module.
+_FIRST: dict[str, dict[str, Any]] = {}
 
 #: Packages whose functions do not change, wherever they are installed.
 _FIXED = {"builtins", "dask", "dasktile", "distributed", "numpy"}
@@ -87,7 +90,8 @@ class Constants:
         """A digest of all constants; None if they cannot be compared."""
         if self.unknown:
             return None
-        return blake2b(marshal.dumps(self._met, 2), digest_size=32).digest()
+        replaced = self._seen.replaced()
+        return blake2b(marshal.dumps((self._met, replaced), 2), digest_size=32).digest()
 
     def cannot(self, reason: str) -> None:
         """Note that the constants cannot be compared."""
@@ -173,6 +177,8 @@ class _Seen:
     def __init__(self) -> None:
         self._bytes = 0
         self._values = 0
+        #: Whether functions were read, which may use what is in modules.
+        self._has_code = False
 
     def array(self, array: np.ndarray[Any, Any]) -> Any:
         """What decides of an array."""
@@ -219,12 +225,12 @@ class _Seen:
             return ("object", self.object(function), use)
         if id(function) in above:
             return ("again", above.index(id(function)))
+        self._has_code = True
         traced = self._traced(function, above) if _is_of_fixed(function) else None
         above = (*above, id(function))
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
         if not _is_of_fixed(function):
-            seen += [*_globals(function), *_imported(function.__code__)]
-            seen += _of_modules(seen, function.__code__)
+            seen += _globals(function)
         own = [self.value(value, above) for value in seen]
         code = marshal.dumps(function.__code__, 2)
         return ("code", function.__module__, code, own, traced, use)
@@ -238,12 +244,23 @@ class _Seen:
             return None
         if id(function) in above:
             return ("again", above.index(id(function)))
+        self._has_code = True
         above = (*above, id(function))
         seen = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
-        seen += [*_globals(function), *_imported(function.__code__)]
-        seen += _of_modules(seen, function.__code__)
+        seen += _globals(function)
         own = [self._visible(value, above) for value in seen]
         return (marshal.dumps(function.__code__, 2), own)
+
+    def replaced(self) -> list[Any]:
+        """What was replaced in the modules that tracing sees, if functions were read."""
+        found: list[Any] = []
+        for name in MODULES if self._has_code else ():
+            now = vars(sys.modules[name]) if name in sys.modules else {}
+            first = _FIRST.setdefault(name, dict(now))
+            for key, value in now.items():
+                if first.get(key, _FIRST) is not value:
+                    found += name, key, self._visible(value, ())
+        return found
 
     def _visible(self, value: Any, above: tuple[int, ...]) -> Any:
         """What tracing may see of a value: not what is in an object of another kind."""
@@ -327,58 +344,14 @@ def _globals(function: types.FunctionType) -> Iterator[Any]:
             yield seen[name]
 
 
-def _imported(code: types.CodeType) -> Iterator[types.ModuleType]:
-    """Modules that a code imports, of those that do not change."""
-    for name in _imported_names(code):
-        for part in dict.fromkeys((name, name.partition(".")[0])):
-            module = sys.modules.get(part)
-            if module is not None and _is_fixed(part):
-                yield module
-
-
-def _of_modules(values: list[Any], code: types.CodeType) -> Iterator[Any]:
-    """What a code may take from modules among some values, as a function that was put on NumPy."""
-    names = _attribute_names(code)
-    modules = [value for value in values if isinstance(value, types.ModuleType)]
-    met = set(map(id, modules))
-    for module in modules:
-        # not by getattr, which would import parts of some modules
-        for name in sorted(names & vars(module).keys()):
-            value = vars(module)[name]
-            if isinstance(value, types.ModuleType):
-                if id(value) not in met:
-                    met.add(id(value))
-                    modules.append(value)
-            elif isinstance(value, _VISIBLE) or (callable(value) and not is_installed(value)):
-                yield name
-                yield value
-
-
 @lru_cache(maxsize=1024)
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals in a code, and in those of the functions in it."""
-    return _names_of(code, ("LOAD_GLOBAL", "LOAD_NAME"))
-
-
-@lru_cache(maxsize=1024)
-def _attribute_names(code: types.CodeType) -> frozenset[str]:
-    """Names of attributes in a code, and in those of the functions in it."""
-    return frozenset(_names_of(code, ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")))
-
-
-@lru_cache(maxsize=1024)
-def _imported_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names of modules that a code imports, and the functions in it."""
-    return _names_of(code, ("IMPORT_NAME",))
-
-
-def _names_of(code: types.CodeType, operations: tuple[str, ...]) -> tuple[str, ...]:
-    """Names in some instructions of a code, and of those of the functions in it."""
     names: dict[str, None] = {}
     for instruction in dis.get_instructions(code):
-        if instruction.opname in operations:
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             names[instruction.argval] = None
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            names.update(dict.fromkeys(_names_of(part, operations)))
+            names.update(dict.fromkeys(_global_names(part)))
     return tuple(names)

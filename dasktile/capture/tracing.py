@@ -53,7 +53,7 @@ _MOST_CALLS = 500
 _ABS = abs
 
 #: Modules that a function may use.
-_MODULES = ("numpy", "scipy", "scipy.ndimage", "scipy.special")
+MODULES = ("numpy", "scipy", "scipy.ndimage", "scipy.special")
 
 #: Packages whose own functions are not traced: recognisers know them.
 _NOT_TRACED = ("dask", "distributed", "flox")
@@ -175,7 +175,7 @@ def is_read(function: Any) -> bool:
     function
         The function.
     """
-    if type(function) is not types.FunctionType or _package(function) in _MODULES:
+    if type(function) is not types.FunctionType or _package(function) in MODULES:
         return False
     return _is_allowed(function.__code__)
 
@@ -269,13 +269,13 @@ class _Trace:
             if any(value is each for each in NUMBERS) or value.__module__ == "numpy":
                 return Opaque(value)
         elif kind is types.ModuleType:
-            if value.__name__ in _MODULES:
+            if value.__name__ in MODULES:
                 return Module(self, value)
         elif kind is functools.partial:
             named = {name: self.known(each) for name, each in value.keywords.items()}
             bound = functools.partial(self.known(value.func), *map(self.known, value.args), **named)
             return Function(self, bound)
-        elif kind is types.FunctionType and _package(value) not in _MODULES:
+        elif kind is types.FunctionType and _package(value) not in MODULES:
             return self._restricted(value)
         elif kind in _CALLABLE:
             return Function(self, functools.partial(self._apply, value))
@@ -369,7 +369,7 @@ class _Trace:
     ) -> Module:
         """What an import statement in a function returns; nothing is imported."""
         found = name if names else name.partition(".")[0]
-        if name not in _MODULES or name not in sys.modules or level:
+        if name not in MODULES or name not in sys.modules or level:
             raise UntraceableError
         return Module(self, sys.modules[found])
 

@@ -118,7 +118,10 @@ class MeshPlanner:
     def _space(self) -> Space:
         """The tilings that are searched."""
         if self.retile:
-            axes = free_axes(self.program, self.workers, self.settings.candidates, self.final)
+            # meshes of methods that know powers of two only may have other numbers of workers
+            is_other = self.workers % self.mesh.workers
+            workers = self.mesh.workers if is_other else self.workers
+            axes = free_axes(self.program, workers, self.settings.candidates, self.final)
         else:
             axes = own_axes(self.program)
         return Space(

@@ -27,6 +27,7 @@ from dasktile.tiling.searches import (
     SearchResult,
     search,
     searches_all_orders,
+    with_fewer_tasks,
     with_fewer_workers,
     with_recomputation,
 )
@@ -214,8 +215,8 @@ def _with_fewer_tasks(
         least = result.least
         # a plan of fewer tasks moves no fewer bytes
         if force or not moves_too_much(before.price, least.price, rules):
-            fewer = result.planner.candidate(method, planner.settings.task_bytes)
-            if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(least.price):
+            fewer = with_fewer_tasks(result, method)
+            if fewer is not None:
                 candidates.append(fewer)
         candidates.append(least)
     return candidates

@@ -22,6 +22,10 @@ from dasktile.tiling.rewrite import Replica
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.problem import Solution
 
+#: What the first plan for fewer workers moves and takes over what a search finds, at the most
+#: (chosen: no search follows where it would have to be more).
+_FIRST_OVER_FOUND = 1.1
+
 #: Axes of a mesh whose orders are searched at once: they make few more tilings.
 FEW_AXES = 2
 
@@ -153,6 +157,15 @@ class _Totals:
         alone = planner.elapsed(replace(price, tasks=()))
         return cls(price.bytes, planner.cost(price), planner.elapsed(price), alone)
 
+    @classmethod
+    def of_result(cls, result: SearchResult, method: Method) -> _Totals:
+        """The totals of what was found, with fewer tasks if it has clearly more than it needs."""
+        fewer = with_fewer_tasks(result, method)
+        least = cls.of(result.planner, result.least.price)
+        if fewer is None:
+            return least
+        return replace(cls.of(result.planner, fewer.price), moved=least.moved)
+
     def exceeds(self, other: _Totals) -> bool:
         """Whether this is more than another in everything."""
         return (
@@ -161,6 +174,29 @@ class _Totals:
             and self.elapsed > other.elapsed
             and self.alone > other.alone
         )
+
+    def may_exceed(self, first: _Totals) -> bool:
+        """Whether it may be more than what a search finds that finds this first."""
+        moved, alone = (_FIRST_OVER_FOUND * each for each in (self.moved, self.alone))
+        return moved > first.moved and alone > first.alone
+
+
+def with_fewer_tasks(result: SearchResult, method: Method) -> Candidate | None:
+    """A tiling of clearly fewer tasks than the one that was found; None if there is none.
+
+    Parameters
+    ----------
+    result
+        What was found.
+    method
+        The method.
+    """
+    planner = result.planner
+    fewer = planner.candidate(method, planner.settings.task_bytes)
+    ratio = planner.settings.acceptance.fewer_tasks_ratio
+    if planner.cost(fewer.price) * ratio < planner.cost(result.least.price):
+        return fewer
+    return None
 
 
 def with_fewer_workers(
@@ -196,7 +232,7 @@ def with_fewer_workers(
     has_homes = any(node.homes for node in planner.program.nodes)
     if has_homes or price.bytes < planner.settings.wider.min_bytes:
         return results
-    best = _Totals.of(planner, price)
+    best = _Totals.of_result(on_all, method)
     if refused:
         # the input is better than this plan, of which only the bytes count
         best = _Totals(best.moved, math.inf, math.inf, math.inf)
@@ -207,10 +243,13 @@ def with_fewer_workers(
             continue
         fewer = _for_fewer(planner, count, method)
         other = fewer.candidate(method, TIE).price
-        if moves_too_much(before, other, rules) or not best.exceeds(_Totals.of(fewer, other)):
+        if not best.may_exceed(_Totals.of(fewer, other)):
             continue
-        results.insert(0, search(fewer, method, True))
-        best = _Totals.of(fewer, results[0].least.price)
+        found = search(fewer, method, True)
+        totals = _Totals.of_result(found, method)
+        if best.exceeds(totals) and not moves_too_much(before, found.least.price, rules):
+            results.insert(0, found)
+            best = totals
     return results
 
 

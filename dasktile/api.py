@@ -178,6 +178,7 @@ def explain(
     memory_limit: float | str | None = None,
     keep_chunks: bool = False,
     chunks: Any = None,
+    by_hook: bool = False,
 ) -> Explanation:
     """Show the plan that :func:`optimize` would carry out with the same arguments.
 
@@ -212,6 +213,9 @@ def explain(
     chunks
         As in :func:`optimize`: chunks that the results are to have, whose bytes are counted in
         the last row of each result; None, the default, for those that `keep_chunks` describes.
+    by_hook
+        True to show the plan of :func:`array_optimize` when it is Dask's ``array_optimize``:
+        results keep their chunks, and their names, which then do not say where their tasks run.
 
     Returns
     -------
@@ -237,6 +241,12 @@ def explain(
     4 workers, moves ... instead of ... between workers ...
     """
     target = _arguments(method, workers, memory_limit, keep_chunks)
+    if not isinstance(by_hook, bool):
+        raise TypeError(
+            f"by_hook must be True or False; got {by_hook!r} of type {type(by_hook).__name__}"
+        )
+    if by_hook and chunks is not None:
+        raise ValueError(f"chunks={chunks!r} and by_hook=True exclude each other: give one of them")
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
     holders, _ = _opened(collections)
     unknown, names = list(holders.unknown.values()), holders.variables
@@ -248,9 +258,10 @@ def explain(
         if holders.unsupported:
             verdict = "array expressions are not supported and unchanged"
         return describe_unplanned(target.workers, method, unknown, verdict, names)
-    explanation: Explanation | None = _guarded(
-        _explain, Request.of(holders, keep_chunks, target, method), unknown
-    )
+    request = Request.of(holders, keep_chunks, target, method)
+    if by_hook:
+        request = request.by_hook()
+    explanation: Explanation | None = _guarded(_explain, request, unknown)
     if explanation is None:
         return describe_unplanned(
             target.workers, method, unknown, "dasktile failed to read this", names

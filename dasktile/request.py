@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -100,6 +100,12 @@ class Request:
             holders.variables,
             frozenset(holders.arrays) - read if gathered else frozenset(),
         )
+
+    def by_hook(self) -> Request:
+        """The same arrays as the hook of Dask's configuration gets them: they keep their names."""
+        names = frozenset(self.names)
+        arrays = tuple(sorted(self.arrays, key=lambda array: array.name))
+        return replace(self, arrays=arrays, kept=names, fixed=names, groups=())
 
     def final_chunks(self, plan: TilingPlan) -> list[Chunks | None]:
         """For every array, the chunks of its result; None for those of its tiles.

@@ -7,7 +7,6 @@ import importlib
 import math
 import pickle
 import sys
-import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -24,15 +23,11 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.highlevelgraph import HighLevelGraph
-from dask.tokenize import tokenize
-from tlz import curry  # type: ignore[import-untyped]
 
 import dasktile
 from dasktile import pipeline, templates
-from dasktile._compat.dask import Task, TaskRef
-from dasktile.capture import constants
+from dasktile.capture import seen
 from dasktile.recent import recently_used
-from dasktile.schedule.placement import token
 from tests.agreement import EAGER
 from tests.graphs_alike import graph_difference
 from tests.test_decisions import arrays, cluster, machine, twice
@@ -192,160 +187,14 @@ def test_a_module_of_the_user_may_have_the_name_of_one_of_python(
     monkeypatch.delitem(sys.modules, "trace", raising=False)
     module = importlib.import_module("trace")
     monkeypatch.setitem(sys.modules, "trace", module)
-    constants._is_fixed.cache_clear()
+    seen._is_fixed.cache_clear()
     with machine(cluster()):
         for inner in (module.inner, lambda block: block - block.mean()):
             module.inner = inner
             x = da.random.default_rng(0).random((400, 400), chunks=100)
             y = x.map_blocks(module.outer, dtype=x.dtype).T @ x
             agree(dasktile.optimize(y), y)
-    constants._is_fixed.cache_clear()
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """A module of an installed package, whose functions take the mean off if `CENTRED`."""
-    name = "dasktile_test_installed"
-    (tmp_path / f"{name}.py").write_text(
-        """
-CENTRED = False
-def scale(block):
-    return block - block.mean() if CENTRED else block * 2
-def outer(block):
-    return scale(block) + 1
-def made():
-    def inner(block):
-        return scale(block)
-    return inner
-""",
-        encoding="utf-8",
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(constants.sysconfig, "get_path", lambda name: str(tmp_path))
-    constants._is_fixed.cache_clear()
-    yield importlib.import_module(name)
-    sys.modules.pop(name)
-    constants._is_fixed.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "applied",
-    [
-        lambda module: module.scale,
-        lambda module: module.outer,
-        lambda module: module.made(),
-        lambda module: in_module("def f(b): return scale(b)", scale=module.scale),
-        lambda module: partial(module.outer),
-    ],
-    ids=["itself", "one that it calls", "closure", "one that a user's calls", "partial"],
-)
-def test_a_variable_of_an_installed_package_may_change(
-    applied: Callable[[Any], Callable[[Any], Any]], installed: Any
-) -> None:
-    with machine(cluster()), written() as graphs:
-        for installed.CENTRED in (False, True, False):
-            x = da.random.default_rng(0).random((400, 400), chunks=100)
-            y = x.map_blocks(applied(installed), dtype=x.dtype).T @ x
-            agree(dasktile.optimize(y), y)
-    assert len(graphs) == 2
-
-
-def test_a_number_that_was_put_on_a_module_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    scale = in_module(
-        "def scale(b): return b - b.mean() if np.is_centred_in_a_test else b * 2", np=np
-    )
-    with machine(cluster()), written() as graphs:
-        for is_centred in (False, True):
-            monkeypatch.setattr(np, "is_centred_in_a_test", is_centred, raising=False)
-            x = da.random.default_rng(0).random((400, 400), chunks=100)
-            y = x.map_blocks(scale, dtype=x.dtype).T @ x
-            agree(dasktile.optimize(y), y)
-    assert len(graphs) == 2
-
-
-def on_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function that calls one that was put on the module of NumPy."""
-    vars(np)["applied_by_a_test"] = inner
-    return in_module("def scale(b): return np.applied_by_a_test(b)", np=np)
-
-
-def on_numpy_imported(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same by an import in the function."""
-    vars(np)["applied_by_a_test"] = inner
-    return in_module("def scale(b):\n import numpy as n\n return n.applied_by_a_test(b)")
-
-
-def from_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same by the name of the function."""
-    vars(np)["applied_by_a_test"] = inner
-    return in_module("def scale(b):\n from numpy import applied_by_a_test as f\n return f(b)")
-
-
-def handed_numpy(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same from a module that is an argument."""
-    vars(np)["applied_by_a_test"] = inner
-    return partial(in_module("def scale(b, xp): return xp.applied_by_a_test(b)"), xp=np)
-
-
-def of_two(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The second of two functions of one name, which call each other.
-
-    The first calls itself, or the second where `inner` does not work element by element.
-    """
-    is_elementwise = "cumsum" not in inner.__code__.co_names
-
-    def made(last: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], None]]:
-        other: Any = None
-
-        def scale(block: Any, left: int = 2) -> Any:
-            if left > 0:
-                return other(block, left - 1)
-            return last(block)
-
-        def link(function: Any) -> None:
-            nonlocal other
-            other = function
-
-        return scale, link
-
-    (first, link_first), (second, link_second) = made(doubled(2.0)), made(centred)
-    link_second(first)
-    link_first(first if is_elementwise else second)
-    return second
-
-
-def centred(block: Any) -> Any:
-    return block - block.mean()
-
-
-@pytest.mark.parametrize(
-    "applied",
-    [
-        lambda inner: lambda block: inner(block),
-        lambda inner: in_module("def scale(b): return abs(b)", __builtins__={"abs": inner}),
-        lambda inner: in_module("def scale(b): return f(b)", __name__="numpy.lib", f=inner),
-        on_numpy,
-        on_numpy_imported,
-        from_numpy,
-        handed_numpy,
-        of_two,
-    ],
-    ids=[
-        *("closure", "builtins", "name of a module", "on NumPy", "imported", "imported from"),
-        *("argument", "each other"),
-    ],
-)
-def test_a_function_that_no_longer_works_element_by_element_is_planned_anew(
-    applied: Callable[[Callable[[Any], Any]], Callable[[Any], Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(np, "applied_by_a_test", None, raising=False)
-    with machine(cluster()), written() as graphs:
-        for inner in (lambda block: block * 2, lambda block: np.cumsum(block, axis=1)):
-            x = da.random.default_rng(0).random((400, 400), chunks=100)
-            y = x.map_blocks(applied(inner), dtype=x.dtype).T @ x
-            agree(dasktile.optimize(y), y)
-    assert len(graphs) == 2
+    seen._is_fixed.cache_clear()
 
 
 def test_a_partial_that_a_function_sees_is_read() -> None:
@@ -475,101 +324,6 @@ def test_an_empty_list_of_the_user_is_handed_on() -> None:
             dasktile.optimize(y.T @ x).compute(scheduler="sync")
             assert len(log) == 16
     assert len(graphs) == 1
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: [1], lambda: {"a": 1}, lambda: {1}, lambda: [[2.5], {"a": [1]}]]
-)
-def test_what_a_function_may_change_is_handed_on(make: Callable[[], Any]) -> None:
-    def note(block: Any, value: Any) -> Any:
-        seen.add(id(value))
-        return block
-
-    with machine(cluster()), written() as graphs:
-        for seed in range(3):
-            value, seen = make(), set[int]()
-            x = da.random.default_rng(seed).random((400, 400), chunks=100)
-            y = x.map_blocks(note, value=value, dtype=x.dtype, meta=x._meta)
-            dasktile.optimize(y.T @ x).compute(scheduler="sync")
-            assert seen == {id(value)}
-    assert len(graphs) == 1
-
-
-def test_each_block_is_handed_the_list_that_it_has() -> None:
-    def note(block: Any, value: Any) -> Any:
-        seen.append(value)
-        return block
-
-    with machine(cluster()), written() as graphs:
-        for seed in range(3):
-            lists: list[list[float]] = [[0.5] for _ in range(16)]
-            seen: list[list[float]] = []
-            x = da.random.default_rng(seed).random((400, 400), chunks=100)
-            name = f"noted-{tokenize(seed)}"
-            tasks = {
-                key: Task(key, note, TaskRef((x.name, *key[1:])), value)
-                for at, value in enumerate(lists)
-                for key in [(name, *divmod(at, 4))]
-            }
-            graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x])
-            y = da.Array(graph, name, x.chunks, meta=x._meta)
-            dasktile.optimize(y.T @ x).compute(scheduler="sync")
-            assert sorted(map(id, seen)) == sorted(map(id, lists))
-    assert len(graphs) == 1
-
-
-class Decorated:
-    """Methods that have other names than their functions."""
-
-    def plus(self, block: Any) -> Any:
-        return block + 1
-
-    @wraps(plus)
-    def minus(self, block: Any) -> Any:
-        return block - 1
-
-
-def first_option(block: Any, **options: float) -> Any:
-    return block * next(iter(options.values()))
-
-
-def first_item(block: Any, items: set[int]) -> Any:
-    return block * next(iter(items))
-
-
-def test_functions_of_a_filled_graph_are_those_of_the_request() -> None:
-    def curried(factor: float) -> Any:
-        exec("def scale(b): return b * factor", seen := {"factor": factor})
-        seen["scale"].__module__ = __name__
-        globals()["scale_in_test"] = curry(seen["scale"])
-        seen["scale"].__qualname__ = "scale_in_test"
-        return globals()["scale_in_test"]
-
-    made: list[list[Callable[[Any], Any]]] = [
-        [Decorated().minus, Decorated().minus],
-        [partial(first_option, a=2.0, b=3.0), partial(first_option, b=3.0, a=2.0)],
-        [partial(first_item, items={8, 16}), partial(first_item, items={16, 8})],
-        [curried(2.0), curried(2.0)],
-    ]
-    globals()["scale_in_test"] = curry(doubled(5.0))
-    for functions in made:
-        with machine(cluster()):
-            for function in functions:
-                x = da.random.default_rng(0).random((400, 400), chunks=100)
-                y = x.map_blocks(function, dtype=x.dtype, meta=x._meta).T @ x
-                agree(dasktile.optimize(y), y)
-
-
-def test_a_text_that_looks_like_a_short_token_is_not_replaced() -> None:
-    def labelled(block: Any, label: str) -> Any:
-        return block + sum(map(ord, label))
-
-    names = [f"labelled-{tokenize(number)}" for number in range(2)]
-    with machine(cluster()):
-        for name in names:
-            x = da.from_array(np.ones((400, 400)), chunks=100, name=name)
-            y = x.map_blocks(labelled, label=token(names[0]), dtype=x.dtype).T @ x
-            agree(dasktile.optimize(y), y)
 
 
 def test_large_values_that_functions_see_are_not_read() -> None:

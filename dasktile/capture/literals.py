@@ -18,9 +18,10 @@ from tlz import curry  # type: ignore[import-untyped]
 from tlz.functoolz import Compose  # type: ignore[import-untyped]
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef, blockwise_token
-from dasktile.capture.constants import Constants, is_plain
+from dasktile.capture.constants import Constants
 from dasktile.capture.references import Key
 from dasktile.capture.rules.sources import is_partial, store_of
+from dasktile.capture.seen import is_plain
 from dasktile.capture.user_kernels import lookup
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
 
@@ -34,14 +35,14 @@ MOST_BYTES = 2**25
 #: Tokens in names, which stand for what a name is made of.
 TOKEN = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-#: Short tokens, of arrays that placements in names follow, or texts that look like them.
-SHORT_TOKEN = re.compile(r"(?:(?<=_f)|(?<![0-9a-f]))[0-9a-f]{10}(?![0-9a-f])")
+#: Letters of a token, and of a short one.
+_LONG, SHORT = 32, 10
 
-#: Letters of a short token.
-SHORT = 10
+#: Short tokens, of arrays that placements in names follow, or texts that look like them.
+SHORT_TOKEN = re.compile(rf"(?:(?<=_f)|(?<![0-9a-f]))[0-9a-f]{{{SHORT}}}(?![0-9a-f])")
 
 #: Tokens of both kinds in names.
-NAME_TOKEN = re.compile(rf"{TOKEN.pattern}|(?<=_f)[0-9a-f]{{10}}(?=\.)")
+NAME_TOKEN = re.compile(rf"{TOKEN.pattern}|(?<=_f)[0-9a-f]{{{SHORT}}}(?=\.)")
 
 #: Modules of arguments whose blocks differ only in what is read here.
 _BLOCKWISE_DEPS = {"dask.blockwise", "dask.layers"}
@@ -264,12 +265,9 @@ class Names:
     def _text(self, text: str) -> Any:
         if text in self.heads:
             return ("ref", self.heads[text])
-        if len(text) >= SHORT and SHORT_TOKEN.search(text):
-            self.constants.text(text)
-        if len(text) < 32:
-            return text
-        short = TOKEN.sub("", text)
-        if short != text:
+        short = TOKEN.sub("", text) if len(text) >= _LONG else text
+        # a short token in it may be that of a name, for which it must not be taken
+        if short != text or (len(text) >= SHORT and SHORT_TOKEN.search(text)):
             self.constants.text(text)
         return short
 

@@ -20,11 +20,11 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile.capture.columns import column, keys_column
-from dasktile.capture.constants import is_plain
 from dasktile.capture.literals import Names, NoStructureError
 from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.references import heads_of, tasks_of
 from dasktile.capture.rules.sources import has_value
+from dasktile.capture.seen import is_plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,8 +167,23 @@ def traced_depths(function: Any, kwargs: Mapping[str, Any], arguments: int) -> D
         return None
 
 
+def is_module(value: Any) -> bool:
+    """Whether a value is one of the modules that traced functions may use.
+
+    Parameters
+    ----------
+    value
+        The value.
+    """
+    if type(value) is not types.ModuleType or value.__name__ not in MODULES:
+        return False
+    return sys.modules.get(value.__name__) is value
+
+
 def is_read(function: Any) -> bool:
     """Whether tracing reads the code of a function, and with it what the function sees.
+
+    Others have instructions that are not allowed, or are known as those of NumPy and SciPy.
 
     Parameters
     ----------
@@ -269,7 +284,7 @@ class _Trace:
             if any(value is each for each in NUMBERS) or value.__module__ == "numpy":
                 return Opaque(value)
         elif kind is types.ModuleType:
-            if value.__name__ in MODULES:
+            if is_module(value):
                 return Module(self, value)
         elif kind is functools.partial:
             named = {name: self.known(each) for name, each in value.keywords.items()}

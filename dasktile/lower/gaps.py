@@ -1,7 +1,7 @@
 """Values with gaps: a graph, or a plan, in which names are left open.
 
 A value is pickled once.  In place of each name, and of every object of the input's graph (arrays,
-functions, futures, states of random numbers), is a gap, which is filled from another graph of the
+functions, partials, lists, futures, states of random numbers), is a gap, which is filled from another graph of the
 same structure and constants.  So no functions of the user are kept, and of data only copies of what
 the planner makes of arrays, as parts of them.
 
@@ -25,9 +25,10 @@ import numpy as np
 from dask.highlevelgraph import Layer
 
 from dasktile._compat.dask import Alias, List, Task, TaskRef
-from dasktile.capture.constants import STATES, is_installed
+from dasktile.capture.constants import STATES
 from dasktile.capture.literals import NAME_TOKEN, SHORT, SHORT_TOKEN, TOKEN
 from dasktile.capture.rules.sources import is_future
+from dasktile.capture.seen import is_installed
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import Origin, token_of
 from dasktile.schedule.placement import token as short_token
@@ -41,10 +42,11 @@ _PLAIN = {
     *(tuple, list, dict, set, frozenset, slice, range),
 }
 
-#: Those of them that a function may change, so that those of the graph are handed on.
-_CHANGED = {list, dict, set, frozenset}
+#: Those of them that are handed on if they are of the graph: a function, or the user, may change
+#: them, and equal sets may have other orders.
+_HANDED_ON = {list, dict, set, frozenset}
 
-#: Types of most tasks and references, which are pickled by what they are made of.
+#: Types of most tasks and references: to look for them in `_is_kept` would take longer.
 _NODES = {Task, Anchored, TaskRef, Alias, List}
 
 #: Types of which no value changes, or has a name.
@@ -279,7 +281,7 @@ class _Writer(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> int | None:
         kind = type(value)
-        if kind in _PLAIN and (kind not in _CHANGED or id(value) not in self._object):
+        if kind in _PLAIN and (kind not in _HANDED_ON or id(value) not in self._object):
             return None
         if kind is str:
             if value not in self._texts:

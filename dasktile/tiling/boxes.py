@@ -135,8 +135,9 @@ class BoxBuilder:
     labels, grids
         The labels of a node, and where each may be cut.
     known
-        Ranges that were found, by the size of a label, the identity of its grid, and sets of mesh
-        axes; of several builders, whose grids outlive it.
+        Ranges that were found, by the size of a label, the identity of its grid, and a set of mesh
+        axes or several of them.  Builders for one mesh may share it, as long as it exists no longer
+        than their grids.
     """
 
     mesh: Mesh

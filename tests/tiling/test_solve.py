@@ -104,3 +104,25 @@ def test_programs_too_large_are_not_written() -> None:
 
 def test_the_same_problem_has_the_same_solution() -> None:
     assert solve(dense(3), NARROW, prove=True) == solve(dense(3), NARROW, prove=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tables_that_several_variables_share_change_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tables = [rng.integers(0, 3, (3, 3)).astype(float) for _ in range(2)]
+    tables[0][rng.integers(3), rng.integers(3)] = np.inf
+    costs = [rng.integers(0, 3, 3).astype(float) for _ in range(2)]
+    pairs = [pair for pair in itertools.combinations(range(6), 2) if rng.random() < 0.5]
+    # some are the same object, others equal ones
+    problem = Problem(
+        [costs[rng.integers(2)] for _ in range(6)],
+        {
+            pair: table if rng.random() < 0.5 else table.copy(order="F")
+            for pair in pairs
+            for table in [tables[rng.integers(2)]]
+        },
+    )
+    cheapest = min(map(problem.cost, itertools.product(range(3), repeat=6)))
+    for budget in (10**8, NARROW):
+        solution = solve(problem, budget, prove=True)
+        assert solution.cost == solution.bound == problem.cost(solution.states) == cheapest

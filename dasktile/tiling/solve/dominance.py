@@ -44,7 +44,7 @@ def merged(problem: Problem) -> Pruned:
     """Leave out states whose costs equal those of an earlier state of the same variable.
 
     At least one minimum of the original remains: the first, if minima are ordered by their states.
-    Equal tables of the result are the same object.
+    Tables that are equal in the original are one object in the result.
     """
     problem = _shared(problem)
     #: By the identity of a table, the kinds of its rows and of its columns.
@@ -59,12 +59,14 @@ def merged(problem: Problem) -> Pruned:
             known[id(table)] = _kinds(table), _kinds(table.T)
         kinds[i].append(known[id(table)][0])
         kinds[j].append(known[id(table)][1])
-    left: dict[tuple[int, ...], npt.NDArray[np.int64]] = {}
+    found: dict[tuple[int, ...], npt.NDArray[np.int64]] = {}
+    left = []
     for each in kinds:
         key = tuple(map(id, each))
-        if key not in left:
-            left[key] = _first(np.stack(each, axis=1))
-    return _restricted(problem, [left[tuple(map(id, each))] for each in kinds])
+        if key not in found:
+            found[key] = _first(np.stack(each, axis=1))
+        left.append(found[key])
+    return _restricted(problem, left)
 
 
 def _shared(problem: Problem) -> Problem:
@@ -87,12 +89,12 @@ def _restricted(problem: Problem, left: Sequence[npt.NDArray[np.int64]]) -> Prun
     """A problem with some of its states; tables that were the same object still are."""
     known: dict[tuple[int, ...], Table] = {}
 
-    def restricted(table: Table, *left: npt.NDArray[np.int64]) -> Table:
-        if table.shape == tuple(map(len, left)):
+    def restricted(table: Table, *states: npt.NDArray[np.int64]) -> Table:
+        if table.shape == tuple(map(len, states)):
             return table
-        key = (id(table), *map(id, left))
+        key = (id(table), *map(id, states))
         if key not in known:
-            known[key] = table[np.ix_(*left)]
+            known[key] = table[np.ix_(*states)]
         return known[key]
 
     unary = [restricted(costs, stays) for costs, stays in zip(problem.unary, left, strict=True)]
@@ -164,7 +166,7 @@ def _undominated(
     with np.errstate(invalid="ignore"):
         most = own[first] - own[second]
         for table in tables:
-            most += _most_more(table, first, second)
+            most = most + _most_more(table, first, second)
     worse = np.full((count, count), np.inf)
     # both forbidden: neither dominates the other
     worse[first, second] = np.nan_to_num(most, nan=np.inf, posinf=np.inf, neginf=-np.inf)

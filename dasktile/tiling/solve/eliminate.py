@@ -159,12 +159,8 @@ def _eliminated(
         split = split or len(groups) > 1
         for group in groups:
             scope = sorted({other for factor in group for other in factor.scope})
-            place = {other: at for at, other in enumerate(scope)}
-            key = (
-                place[variable],
-                *((id(each.table), *map(place.__getitem__, each.scope)) for each in group),
-            )
             rest = tuple(other for other in scope if other != variable)
+            key = _identity(group, variable, scope)
             if key not in known:
                 known[key] = _minimised(group, variable, rest, counts)
             file(_Factor(rest, known[key]))
@@ -244,6 +240,13 @@ def _partition(
     return [members for _, members in groups]
 
 
+def _identity(group: Sequence[_Factor], variable: int, scope: Sequence[int]) -> Hashable:
+    """Equal for factors of the same tables over variables in the same places of their scopes."""
+    place = {other: at for at, other in enumerate(scope)}
+    tables = ((id(each.table), *map(place.__getitem__, each.scope)) for each in group)
+    return (place[variable], *tables)
+
+
 def _minimised(
     factors: Sequence[_Factor], variable: int, rest: Sequence[int], counts: Sequence[int]
 ) -> Table:
@@ -260,14 +263,10 @@ def _minimised(
     total = np.empty((step, *shape))
     least: Table | None = None
     for start in range(0, states, step):
-        parts = tables if step == states else [table[start : start + step] for table in tables]
-        part = total[: states - start]
-        if len(parts) == 1:
-            part = parts[0]
-        else:
-            np.add(parts[0], parts[1], out=part)
-        for table in parts[2:]:
-            part += table
+        parts = [table[start : start + step] for table in tables]
+        part = parts[0]
+        for table in parts[1:]:
+            part = np.add(part, table, out=total[: states - start])
         smallest = part.min(axis=0)
         least = smallest if least is None else np.minimum(least, smallest, out=least)
     assert least is not None

@@ -1,9 +1,9 @@
 """Values with gaps: a graph, or a plan, in which names are left open.
 
 A value is pickled once.  In place of each name, and of every object of the input's graph (arrays,
-functions, partials, lists, futures, states of random numbers), is a gap, which is filled from another graph of the
-same structure and constants.  So no functions of the user are kept, and of data only copies of what
-the planner makes of arrays, as parts of them.
+functions, partials, lists, futures, states of random numbers), is a gap, which is filled from
+another graph of the same structure and constants.  So no functions of the user are kept, and of
+data only copies of what the planner makes of arrays, as parts of them.
 
 Names of layers have tokens (:mod:`dasktile.lower.names`).  Those of the input's graph are taken
 from the other graph.  Others are made again of what they were made of, with the new names in it, so

@@ -55,7 +55,7 @@ def summary(plan: PlanReport) -> list[str]:
             f"the input contains results of optimize for {counts} workers, which keep their tiles:"
             f" give optimize the arrays that these were made of, for {plan.workers:,}"
         )
-    if plan.has_plan and plan.bytes_unplanned:
+    if plan.has_plan and plan.bytes_unplanned > 0 and plan.received_after is None:
         received = format_bytes(plan.bytes_predicted)
         lines.append(
             f"workers receive {received} in all, with what tasks of one operation, or of an"

@@ -151,6 +151,24 @@ def test_bytes_are_received_under_the_layer_that_predicts_them(
     assert "\nrow " in str(by_row)
 
 
+class Nowhere:
+    """What stores nothing."""
+
+    shape, dtype = (599, 599), np.dtype(float)
+
+    def __setitem__(self, index: Any, value: Any) -> None: ...
+
+
+def test_bundles_that_dask_has_fused_with_another_task_count_once(four_workers: Client) -> None:
+    a, b = (da.random.default_rng(seed).random((600, 600), chunks=200) for seed in range(2))
+    difference = a[1:, 1:] - b[:-1, :-1]
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        metrics(four_workers, reset=True)
+        da.store(difference, Nowhere(), lock=False)
+    explanation = dasktile.explain(difference, workers=four_workers, keep_chunks=True)
+    assert metrics(four_workers).bytes_predicted == explanation.bytes_predicted
+
+
 def test_rows_are_those_of_an_explanation(four_workers: Client) -> None:
     with pytest.raises(TypeError, match=r"explanation must be what dasktile\.explain returns"):
         # a value of the wrong type is what is tested

@@ -25,8 +25,8 @@ from dasktile.schedule.ranks import BUNDLE
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
-#: Start of the names of layers of bundles, and of tiles of an array for all of its readers.
-_BUNDLES, _KEPT = BUNDLE + MARK, KEPT + MARK
+#: Start of the names of layers of tiles of an array for all of its readers.
+_KEPT = KEPT + MARK
 
 #: Start of the names of layers that only cut and join an array.
 _TILES = (_KEPT, RETILE + MARK, JOIN + MARK, SLICE_PREFIX)
@@ -174,7 +174,7 @@ def layer_graph(
     """
 
     def is_planned(layer: object) -> bool:
-        return layers[layer] is not None and not str(layer).startswith(_BUNDLES)
+        return layers[layer] is not None and not _is_of_bundles(layer)
 
     def predicted(layer: str) -> int:
         known = layers[layer]
@@ -226,16 +226,22 @@ def layer_graph(
         if any(part in graph.predicted and not graph.reads[part] for part in known):
             graph.fused[names.get(layer, layer)] = [p for p in known if p in graph.predicted]
     # the name of a layer of bundles has the bytes of all layers that have no tasks outside
-    rest = sum(predicted(layer) for layer in first if layer.startswith(_BUNDLES))
+    of_bundles = [layer for layer in first if _is_of_bundles(layer)]
+    rest = sum({layer.rpartition(MARK)[2]: predicted(layer) for layer in of_bundles}.values())
     own = {layer for layer, ts in first.items() if _head(ts.key) == layer}
     steps = {_head(step.key) for task in opened.values() for step in _steps(task)}
     lost = ((inside.keys() - first.keys()) | (steps & (first.keys() - own))) - names.keys()
     rest -= sum(graph.predicted.get(layer, 0) for layer in lost)
-    for layer in first:
-        if layer.startswith(_BUNDLES) and rest > 0:
+    for layer in of_bundles:
+        if rest > 0:
             graph.add(layer)
             graph.predicted[layer], rest = rest, 0
     return graph, names
+
+
+def _is_of_bundles(layer: Any) -> bool:
+    """Whether a layer has bundles; a task that Dask has fused with one has its name at the end."""
+    return str(layer).partition(MARK)[0].rpartition("-")[2] == BUNDLE
 
 
 def _second_names(

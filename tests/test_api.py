@@ -420,6 +420,7 @@ def test_chunks_of_some_axes_keep_those_of_the_others() -> None:
         ({"method": "best"}, ValueError, r"method must be one of .*'auto'.*got 'best'"),
         ({"method": None}, TypeError, r"method must be one of .*got None"),
         ({"memory_limit": 0}, ValueError, r"memory_limit must be a positive.*got 0"),
+        ({"memory_limit": " "}, ValueError, r"memory_limit must be a positive.*got ' '"),
         ({"memory_limit": "2 chunks"}, ValueError, r"memory_limit must be.*got '2 chunks'"),
         ({"memory_limit": float("nan")}, ValueError, r"memory_limit must be.*got nan"),
         ({"memory_limit": [1]}, TypeError, r"memory_limit must be.*of type list"),

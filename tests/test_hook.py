@@ -15,6 +15,8 @@ import dasktile
 from dasktile import api, pipeline
 from dasktile.cluster.target import Machine
 from tests.support import accept_all_plans
+from tests.test_decisions import cluster as four_workers
+from tests.test_decisions import machine
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((96, 40)), RNG.random((40, 64))
@@ -168,3 +170,17 @@ def test_blocks_that_are_not_needed_are_not_computed(monkeypatch: pytest.MonkeyP
         (tiled,) = dask.optimize(y)
     (plain,) = dask.optimize(y)
     assert len(tiled.dask) <= len(plain.dask)
+
+
+def test_the_plan_of_the_hook_is_explained() -> None:
+    a, b = (da.random.default_rng(seed).random((600, 600), chunks=200) for seed in range(2))
+    difference = a[1:, 1:] - b[:-1, :-1]
+    with machine(four_workers()):
+        explained = dasktile.explain(difference, by_hook=True)
+        usual = dasktile.explain(difference, keep_chunks=True)
+        graph = dasktile.array_optimize(difference.dask, difference.__dask_keys__())
+    assert explained.run_tasks_after == len(graph) != usual.run_tasks_after
+    with pytest.raises(TypeError, match=r"by_hook must be True or False; got 'hook'"):
+        dasktile.explain(difference, by_hook="hook")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"chunks=5 and by_hook=True exclude each other"):
+        dasktile.explain(difference, by_hook=True, chunks=5)

@@ -260,6 +260,10 @@ def _empty_reduction(
 def _array(number: int, operand: Any) -> da.Array:
     """An operand as a dask array with known chunks of NumPy or CuPy arrays."""
     array = operand if isinstance(operand, da.Array) else da.asarray(operand)
+    if not isinstance(array, da.Array):
+        raise TypeError(
+            f"operand {number} of einsum must be an array; got one of type {type(operand).__name__}"
+        )
     kind = type(array._meta)
     if kind is not np.ndarray and not kind.__module__.startswith("cupy"):
         raise TypeError(

@@ -208,7 +208,8 @@ def _bytes(name: str, value: object) -> int | None:
     allowed = 'must be a positive number of bytes, a string such as "2 GiB", or None'
     if isinstance(value, str):
         try:
-            number = float(parse_bytes(value))
+            # Dask reads a number that is missing as 1
+            number = float(parse_bytes(value)) if value.strip() else 0.0
         except ValueError:
             raise ValueError(f"{name} {allowed}; got {value!r}") from None
     elif isinstance(value, Real) and not isinstance(value, bool):

@@ -429,6 +429,8 @@ def test_wrong_operands() -> None:
         dasktile.einsum(X, [0, 1])
     with pytest.raises(TypeError, match=r"operand 1 .*MaskedArray"):
         dasktile.einsum("ij,ij->i", X, np.ma.masked_equal(X, 1))
+    with pytest.raises(TypeError, match=r"operand 0 of einsum must be an array; got .*Delayed"):
+        dasktile.einsum("ij->i", dask.delayed(X))
     unknown = da.from_array(X, chunks=1)
     with pytest.raises(ValueError, match=r"operand 0 of einsum has unknown chunk sizes"):
         dasktile.einsum("i->", unknown[unknown > 0])

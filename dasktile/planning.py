@@ -24,7 +24,7 @@ from dasktile.lower.writer import Lowered, lower
 from dasktile.prediction import Prediction
 from dasktile.request import Request
 from dasktile.tiling.memo import tile_again
-from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.plan import IF_COMPUTED, TilingPlan
 from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
 
@@ -498,10 +498,6 @@ def takes_time(node: Node) -> bool:
     return not node.resident and node.kind is not Kind.VIEW
 
 
-#: Premise of the bytes and the bound of a plan that computes only parts of arrays.
-WHOLE = ", if all blocks of all arrays were computed"
-
-
 def with_premise(request: Request, planned: PlannedRequest, exact: bool = True) -> TilingPlan:
     """The plan; its bound says so if arrays are computed of which not all blocks are needed.
 
@@ -519,18 +515,18 @@ def with_premise(request: Request, planned: PlannedRequest, exact: bool = True) 
     if not plan.lower_bound or planned.is_whole:
         return plan
     if planned.is_whole is False:
-        return replace(plan, grids=plan.grids + WHOLE)
+        return replace(plan, grids=plan.grids + IF_COMPUTED)
     wanted = planned.wanted or wanted_blocks(request)
     all_of = [bool(wanted[array.name].all()) for array in request.arrays]
     if not any(tiling.may_be_culled(program, all_of)):
         return plan
     if not exact:
-        return replace(plan, grids=plan.grids + WHOLE)
+        return replace(plan, grids=plan.grids + IF_COMPUTED)
     computed = {node.name: tuple(map(len, node.chunks)) for node in program.nodes if node.edges}
     needed = needed_blocks(request.graph, request.keys, computed)
     if all(blocks.all() for blocks in needed.values()):
         return plan
-    return replace(plan, grids=plan.grids + WHOLE)
+    return replace(plan, grids=plan.grids + IF_COMPUTED)
 
 
 def tile(

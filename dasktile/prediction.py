@@ -388,7 +388,9 @@ def predict_tasks(
     if 0 < positions < len(hosts):
         # workers without a position have no tasks
         hosts = machine.hosts_of(positions) + hosts[positions:]
-    run = simulate(tasks, machine.workers, machine.threads, speeds, hosts)
+    # more workers than tasks have none
+    workers = min(machine.workers, MAX_TASKS)
+    run = simulate(tasks, workers, machine.threads, speeds, hosts)
     return Prediction(
         run.seconds,
         run.moved,

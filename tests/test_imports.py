@@ -147,7 +147,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
-    "report.plan": ({"report.rows"}, set()),
+    "report.plan": ({"report.rows", "tiling.plan"}, set()),
     "report.summary": ({"report.formatting", "report.plan", "report.rows", "tiling.fewer"}, set()),
     "report.explanation": (
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dasktile.report.rows import NodeReport
+from dasktile.tiling.plan import IF_COMPUTED
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,11 @@ class PlanReport:
     bytes_on_all: int | None = None
     received_between_hosts: int | None = None
     earlier_workers: tuple[int, ...] = ()
+
+    @property
+    def counts_unneeded(self) -> bool:
+        """Whether bytes of blocks are counted that are not computed, as they are not needed."""
+        return self.grids.endswith(IF_COMPUTED)
 
     @property
     def has_plan(self) -> bool:

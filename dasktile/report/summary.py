@@ -157,12 +157,18 @@ def _head(plan: PlanReport) -> list[str]:
     workers = format_count(plan.workers, "worker")
     moved, run = _moved(plan), _run(plan)
     if _is_simulated(plan):
-        lines = [f"{workers}, {run[0]}", f"by the model: {moved}"]
+        lines = [f"{workers}, {run[0]}", f"{_model(plan)}: {moved}"]
     else:
         lines = [f"{workers}, {moved}", *run]
     if plan.planned:
         lines[0] = f"optimize returns the input itself: {plan.verdict}; its plan: {lines[0]}"
     return lines
+
+
+def _model(plan: PlanReport) -> str:
+    """What bytes of tilings are counted by."""
+    more = ", which counts also blocks that are not needed" if plan.counts_unneeded else ""
+    return f"by the model{more}"
 
 
 def _is_simulated(plan: PlanReport) -> bool:
@@ -209,7 +215,7 @@ def _unchanged(plan: PlanReport) -> tuple[str, str]:
     result = "returns what Dask's rechunk returns" if plan.in_chunks else "returns the input itself"
     if plan.refused:
         result = "raises a TooManyTasksError"
-    model = f"by the model it moves {moved} between workers"
+    model = f"{_model(plan)}{',' * plan.counts_unneeded} it moves {moved} between workers"
     if plan.in_memory and plan.received_before is not None:
         model = f"the model that chooses plans counts {moved} for its chunks"
     if plan.run_tasks_before is None:

@@ -15,6 +15,9 @@ from dasktile.ir import Program, TiledProgram
 #: The verdict of a plan in which chunks change.
 RETILED = "retiled"
 
+#: Premise of the bytes and the bound of a plan that computes only parts of arrays.
+IF_COMPUTED = ", if all blocks of all arrays were computed"
+
 
 @dataclass(frozen=True, slots=True)
 class Price:

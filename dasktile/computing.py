@@ -75,6 +75,10 @@ def compute(
     >>> x = da.ones((1000, 1000), chunks=(100, 1000))
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
+    if not isinstance(progress, bool):
+        raise TypeError(
+            f"progress must be True or False; got {progress!r} of type {type(progress).__name__}"
+        )
     found, repack = unpack(*collections, traverse=traverse)
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):

@@ -102,6 +102,10 @@ def metrics(
     (True, True, 0)
     """
     client = client_of(client)
+    if not isinstance(reset, bool):
+        raise TypeError(
+            f"reset must be True or False; got {reset!r} of type {type(reset).__name__}"
+        )
     if explanation is not None and not isinstance(explanation, Explanation):
         raise TypeError(
             "explanation must be what dasktile.explain returns, or None; got"

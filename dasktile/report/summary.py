@@ -55,10 +55,11 @@ def summary(plan: PlanReport) -> list[str]:
             f"the input contains results of optimize for {counts} workers, which keep their tiles:"
             f" give optimize the arrays that these were made of, for {plan.workers:,}"
         )
-    if plan.has_plan and plan.bytes_unplanned > 0 and plan.received_after is None:
+    if plan.has_plan and plan.bytes_unplanned:
         received = format_bytes(plan.bytes_predicted)
+        counted = "by the model, workers" if _is_simulated(plan) else "workers"
         lines.append(
-            f"workers receive {received} in all, with what tasks of one operation, or of an"
+            f"{counted} receive {received} in all, with what tasks of one operation, or of an"
             " earlier plan, receive from each other"
         )
     elif plan.uncounted and plan.workers > 1:

@@ -230,14 +230,15 @@ def with_fewer_workers(
     price, results = on_all.least.price, [on_all]
     rules, workers = planner.settings.acceptance, planner.mesh.workers
     has_homes = any(node.homes for node in planner.program.nodes)
-    if has_homes or price.bytes < planner.settings.wider.min_bytes:
+    counts = fewer_workers(workers)
+    if not counts or has_homes or price.bytes < planner.settings.wider.min_bytes:
         return results
     best = _Totals.of_result(on_all, method)
     if refused:
         # the input is better than this plan, of which only the bytes count
         best = _Totals(best.moved, math.inf, math.inf, math.inf)
     best = replace(best, elapsed=min(best.elapsed, elapsed_before) * rules.max_cost_ratio)
-    for count in fewer_workers(workers):
+    for count in counts:
         tasks = min(sum(before.tasks), *(sum(each.least.price.tasks) for each in results))
         if planner.elapsed(_guess(price, count, workers, tasks)) >= best.elapsed:
             continue

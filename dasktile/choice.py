@@ -342,7 +342,8 @@ def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
     if run is None:
         return False
     # that run has the blocks of the input on all workers
-    moved = plan.planned.plan.after.bytes + plan.lowered.bundled.unplanned
+    after = plan.planned.plan.after.bytes
+    moved = after + plan.lowered.bundled.unplanned(after)
     more = moved - (own.moved if own.is_sound else 0)
     seconds = run.on_slow_network(more, request.machine.workers).seconds
     if own.is_sound:

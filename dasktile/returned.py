@@ -130,6 +130,7 @@ def describer(
         As for `with_premise`.
     """
     plan = with_premise(request, chosen.planned, exact)
+    bundled = None if chosen.lowered is None else chosen.lowered.bundled
     return partial(
         describe_plan,
         plan,
@@ -140,7 +141,7 @@ def describer(
         handed=handed_over(request, chosen.planned),
         layers=_layers(chosen),
         bundle=most_bundled(request.machine),
-        unplanned=0 if chosen.lowered is None else chosen.lowered.bundled.unplanned,
+        unplanned=0 if bundled is None else bundled.unplanned(plan.after.bytes),
     )
 
 

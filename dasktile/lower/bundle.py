@@ -81,9 +81,9 @@ class Bundled:
         The tasks of which bundles may be formed; None where there can be none.
     runs
         The tasks of each bundle.
-    unplanned
-        Bytes that workers receive beside those that the plan predicts: those that the tasks of one
-        operation receive from each other, as of ``da.linalg.solve``.
+    received
+        Bytes that workers receive where these are more than names of layers predict, as tasks of
+        one operation receive some from each other (``da.linalg.solve``); else 0.
     taken
         By the key of a block of an output that the client takes out of a tuple, where it is.
     """
@@ -93,7 +93,7 @@ class Bundled:
     memory: GraphMemory | None = None
     source: _Unbundled | None = None
     runs: Sequence[Run] = ()
-    unplanned: int = 0
+    received: int = 0
     taken: Mapping[Key, Part] = field(default_factory=dict)
 
     def resized(self, share: float, pays: Callable[[int], bool] = lambda tasks: True) -> Bundled:
@@ -111,6 +111,17 @@ class Bundled:
         source = self.source.formed(replace(self.form, share=share))
         runs = source.runs()
         return source.bundled(runs) if runs != self.runs and pays(source.count(runs)) else self
+
+    def unplanned(self, planned: int) -> int:
+        """Bytes that workers receive beside those that a plan predicts.
+
+        Parameters
+        ----------
+        planned
+            Bytes that the plan predicts.  Names of layers may predict less: those of outputs whose
+            names stay have no predictions.
+        """
+        return max(0, self.received - planned)
 
     def in_steps(self) -> Bundled:
         """The graph with tasks in `step_order`; the same object if that saves little memory."""
@@ -224,7 +235,7 @@ class _Unbundled:
             written.memory(),
             self,
             written.runs,
-            written.unplanned,
+            self.tasks.received() if written.unplanned else 0,
             written.taken,
         )
 

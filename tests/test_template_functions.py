@@ -14,6 +14,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.ndimage
+import scipy.special
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 from tlz import curry  # type: ignore[import-untyped]
@@ -347,3 +349,68 @@ def test_a_text_that_looks_like_a_short_token_is_not_replaced() -> None:
             x = da.from_array(np.ones((400, 400)), chunks=100, name=name)
             y = x.map_blocks(labelled, label=token(names[0]), dtype=x.dtype).T @ x
             agree(dasktile.optimize(y), y)
+
+
+def test_a_global_that_takes_the_place_of_another_decides() -> None:
+    seen: dict[str, Any] = {"nd": scipy.ndimage, "s": 0, "a": 6, "b": 0}
+    source = "def scale(x):\n t = 1 if not s else a\n t = b if not s else c\n"
+    exec(f"{source} return nd.gaussian_filter(x, t)", seen)
+    with machine(cluster()):
+        plan(seen["scale"])
+        del seen["a"]
+        seen.update(b=6, c=0)
+        plan(seen["scale"])
+
+
+def test_defaults_of_a_filter_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = scipy.ndimage.gaussian_filter.__defaults__
+    with machine(cluster()):
+        # the last one is where the filter ends, in sigmas
+        for ends in ((*defaults[:-1], 0.0), defaults):
+            monkeypatch.setattr(scipy.ndimage.gaussian_filter, "__defaults__", ends)
+            plan(lambda block: scipy.ndimage.gaussian_filter(block, 2))
+
+
+def test_which_ufunc_is_called_on_a_number_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    width = in_module(
+        "def scale(x): return nd.gaussian_filter(x, sp.gamma(3.0), truncate=2.0)",
+        nd=scipy.ndimage,
+        sp=scipy.special,
+    )
+    with machine(cluster()):
+        for ufunc in (scipy.special.gamma, scipy.special.kolmogorov, scipy.special.itmodstruve0):
+            monkeypatch.setattr(scipy.special, "gamma", ufunc)
+            plan(width)
+
+
+def test_values_on_numpy_may_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    blurred = in_module(
+        "def scale(x): return nd.gaussian_filter(x, np.first_in_a_test)",
+        nd=scipy.ndimage,
+        np=np,
+    )
+    with machine(cluster()):
+        monkeypatch.setattr(np, "first_in_a_test", 0, raising=False)
+        monkeypatch.setattr(np, "second_in_a_test", 6, raising=False)
+        plan(blurred)
+        del vars(np)["first_in_a_test"], vars(np)["second_in_a_test"]
+        vars(np).update(second_in_a_test=0, first_in_a_test=6)
+        plan(blurred)
+
+
+def test_the_code_of_a_function_on_numpy_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looped(block: Any) -> Any:
+        for _ in range(2):
+            block = block + 1
+        return block
+
+    def blurred(sigma: int) -> Any:
+        return in_module(f"def scale(x): return nd.gaussian_filter(x, {sigma})").__code__
+
+    monkeypatch.setattr(np, "applied_in_a_test", looped, raising=False)
+    monkeypatch.setitem(globals(), "nd", scipy.ndimage)
+    with machine(cluster()):
+        plan(by_global("applied_in_a_test"))
+        for sigma in (0, 6):
+            looped.__code__ = blurred(sigma)
+            plan(in_module("def scale(b): return np.applied_in_a_test(b) + 0", np=np))

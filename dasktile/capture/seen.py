@@ -16,6 +16,7 @@ import sysconfig
 import types
 from collections import ChainMap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any
@@ -39,9 +40,8 @@ _FOLDERS = ("stdlib", "platstdlib", "purelib", "platlib")
 _FIXED = {"builtins", "dask", "dasktile", "distributed", "numpy"}
 
 #: By name of a module that tracing sees: what was in it when a function that may use it was first
-#: read, and the names of what may change although it stays the same object.  It lives as long as
-#: the process.
-_FIRST: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {}
+#: read.  It lives as long as the process.
+_FIRST: dict[str, _First] = {}
 
 
 class UnknownConstantError(Exception):
@@ -146,12 +146,16 @@ class Seen:
         self._has_code = True
         above = (*above, id(function))
         read = self.value if strictly else self._traced
-        own = [function.__defaults__, function.__kwdefaults__, *_cells(function)]
-        seen = [read(value, above) for value in own]
+        seen = [read(value, above) for value in (function.__defaults__, function.__kwdefaults__)]
+        for cell in function.__closure__ or ():
+            try:
+                seen.append(read(cell.cell_contents, above))
+            except ValueError:  # not set yet
+                seen.append(("not set",))
         if not _is_of_fixed(function):
-            seen += [self.value(value, above) for value in _globals(function)]
+            seen += [(name, self.value(value, above)) for name, value in _globals(function)]
         elif _may_be_traced(function):
-            seen += [self._traced(value, above) for value in _globals(function)]
+            seen += [(name, self._traced(value, above)) for name, value in _globals(function)]
         return ("code", marshal.dumps(function.__code__, 2), seen)
 
     def value(self, value: Any, above: tuple[int, ...]) -> Any:
@@ -195,7 +199,10 @@ class Seen:
         if kind in (types.FunctionType, partial) or is_installed(value):
             return self.function(value, above)
         if kind is np.ufunc:
-            return ("ufunc", value.nin, value.nout, value.signature, value.types)
+            name = next((name for name in MODULES if _is_in(name, value)), None)
+            if name is None:
+                raise UnknownConstantError(f"the ufunc {value.__name__}")
+            return ("ufunc", name, value.__name__)
         if is_module(value):
             return ("module", value.__name__)
         return ("other", kind.__name__)
@@ -214,23 +221,72 @@ class Seen:
         for name in MODULES if self._has_code else ():
             if name not in sys.modules:
                 continue
-            now = dict(vars(sys.modules[name]))
+            # traced functions use no names that start with an underscore
+            now = {key: value for key, value in vars(sys.modules[name]).items() if key[:1] != "_"}
             if name not in _FIRST:
-                changing = tuple(filter(lambda key: _may_change(now[key]), now))
-                _FIRST[name] = now, changing
-            first, changing = _FIRST[name]
-            keys: Iterable[str] = changing
-            if len(now) != len(first) or not all(map(operator.is_, now.values(), first.values())):
-                others = (key for key, value in now.items() if first.get(key, _FIRST) is not value)
-                keys = dict.fromkeys((*changing, *others))
-            for key in keys:
-                # traced functions use no names that start with an underscore
-                if key in now and not key.startswith("_"):
-                    seen = self._traced(now[key], ())
-                    # tracing fails on a new name of another kind, as that of a module
-                    if key in first or seen[0] != "other":
-                        found += name, key, seen
+                _FIRST[name] = _First.of(now)
+            first = _FIRST[name]
+            for key in first.changed(now):
+                if key not in now:
+                    found += name, key, "missing"
+                    continue
+                seen = self._traced(now[key], ())
+                # tracing fails on a new name of another kind, as that of a module
+                if key in first.values or seen[0] != "other":
+                    found += name, key, seen
+            options = _options(now)
+            if options != first.options:
+                differ = [key for key in options if options[key] != first.options.get(key)]
+                found += [(name, key, self._traced(options[key], ())) for key in differ]
         return found
+
+
+@dataclass(frozen=True)
+class _First:
+    """What was in a module when it was first seen.
+
+    Parameters
+    ----------
+    values
+        What it had under its names.
+    changing
+        Names of what may change although it stays the same object.
+    options
+        By name, default arguments of its functions.
+    """
+
+    values: dict[str, Any]
+    changing: tuple[str, ...]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, now: dict[str, Any]) -> _First:
+        changing = tuple(key for key, value in now.items() if _may_change(value))
+        return cls(now, changing, _options(now))
+
+    def changed(self, now: dict[str, Any]) -> Iterable[str]:
+        """Names of what may be different now."""
+        first = self.values
+        is_same = len(now) == len(first) and all(map(operator.eq, now, first))
+        if is_same and all(map(operator.is_, now.values(), first.values())):
+            return self.changing
+        others = (key for key, value in now.items() if first.get(key, _FIRST) is not value)
+        missing = (key for key in first if key not in now)
+        return dict.fromkeys((*self.changing, *others, *missing))
+
+
+def _options(module: dict[str, Any]) -> dict[str, Any]:
+    """Default arguments of the functions of a module of NumPy or SciPy, which decide of filters."""
+    return {
+        key: (value.__defaults__, tuple((value.__kwdefaults__ or {}).items()))
+        for key, value in module.items()
+        if type(value) is types.FunctionType
+    }
+
+
+def _is_in(module: str, value: Any) -> bool:
+    """Whether a module has a function under the name of that."""
+    return vars(sys.modules.get(module, types)).get(value.__name__) is value
 
 
 def _may_be_traced(function: Any) -> bool:
@@ -247,7 +303,9 @@ def _may_change(value: Any) -> bool:
     """Whether what tracing reads of a value may change while it stays the same object."""
     if type(value) is tuple:
         return any(map(_may_change, value))
-    return type(value) in (list, partial, np.ndarray) or _may_be_traced(value)
+    if type(value) is types.FunctionType:
+        return _text(value, "__module__").partition(".")[0] not in MODULES
+    return type(value) in (list, partial, np.ndarray)
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
@@ -265,15 +323,6 @@ def _text(function: Any, attribute: str) -> str:
     return str(getattr(function, attribute, getattr(function, "__name__", "")))
 
 
-def _cells(function: types.FunctionType) -> Iterator[Any]:
-    """What a function sees of the functions around it."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not set yet
-            yield None
-
-
 def _is_of_fixed(function: types.FunctionType) -> bool:
     """Whether a function sees a module that does not change.
 
@@ -285,12 +334,12 @@ def _is_of_fixed(function: types.FunctionType) -> bool:
     return getattr(sys.modules.get(name), "__dict__", None) is function.__globals__
 
 
-def _globals(function: types.FunctionType) -> Iterator[Any]:
+def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """What a function sees of its module and of Python's functions, in the order of its code."""
     names = _global_names(function.__code__)
     builtins: dict[str, Any] = getattr(function, "__builtins__", {})
     seen = ChainMap(function.__globals__, builtins)
-    return (seen[name] for name in names if name in seen)
+    return ((name, seen[name]) for name in names if name in seen)
 
 
 @lru_cache(maxsize=1024)

@@ -222,7 +222,8 @@ class Seen:
             if name not in sys.modules:
                 continue
             # traced functions use no names that start with an underscore
-            now = {key: value for key, value in vars(sys.modules[name]).items() if key[:1] != "_"}
+            all_of = dict(vars(sys.modules[name]))
+            now = {key: value for key, value in all_of.items() if key[:1] != "_"}
             if name not in _FIRST:
                 _FIRST[name] = _First.of(now)
             first = _FIRST[name]
@@ -286,7 +287,7 @@ def _options(module: dict[str, Any]) -> dict[str, Any]:
 
 def _is_in(module: str, value: Any) -> bool:
     """Whether a module has a function under the name of that."""
-    return vars(sys.modules.get(module, types)).get(value.__name__) is value
+    return getattr(sys.modules.get(module), value.__name__, None) is value
 
 
 def _may_be_traced(function: Any) -> bool:

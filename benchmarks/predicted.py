@@ -469,7 +469,6 @@ def measure(case: Case, way_name: str, workers: int, stock: int, values: list[np
     """Run one expression on one way."""
     way = WAYS[way_name]
     options = {"keep_chunks": way.keep_chunks}
-    shown = {**options, "by_hook": way.hook}
     with cluster(workers) as client, tempfile.TemporaryDirectory() as folder:
         dasktile.enable(client)
         roots = client.cluster.scheduler.plugins[TileSchedulerPlugin.name].roots
@@ -483,7 +482,7 @@ def measure(case: Case, way_name: str, workers: int, stock: int, values: list[np
 
         plan = partial(dasktile.optimize, workers=client)
         collections = way.before(way.rechunk(case.build(persist, plan)))
-        explanation = dasktile.explain(*collections, **shown)
+        explanation = dasktile.explain(*collections, **options, by_hook=way.hook)
         hook = {"array_optimize": dasktile.array_optimize} if way.hook else {}
         dasktile.metrics(client, reset=True)
         with dask.config.set(hook):

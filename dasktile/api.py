@@ -25,6 +25,7 @@ from dasktile.errors import (
     InconsistentGraphWarning,
     InternalErrorWarning,
     UnsupportedCollectionWarning,
+    parse_flag,
     warn_user,
 )
 from dasktile.explaining import explained
@@ -241,11 +242,7 @@ def explain(
     4 workers, moves ... instead of ... between workers ...
     """
     target = _arguments(method, workers, memory_limit, keep_chunks)
-    if not isinstance(by_hook, bool):
-        raise TypeError(
-            f"by_hook must be True or False; got {by_hook!r} of type {type(by_hook).__name__}"
-        )
-    if by_hook and chunks is not None:
+    if parse_flag("by_hook", by_hook) and chunks is not None:
         raise ValueError(f"chunks={chunks!r} and by_hook=True exclude each other: give one of them")
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
     holders, _ = _opened(collections)

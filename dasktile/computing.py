@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dasktile.api import optimize, optimize_to_gather
 from dasktile.collections.containers import unpack
+from dasktile.errors import parse_flag
 from dasktile.runtime.results import gather, gather_asynchronously
 
 
@@ -75,10 +76,7 @@ def compute(
     >>> x = da.ones((1000, 1000), chunks=(100, 1000))
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
-    if not isinstance(progress, bool):
-        raise TypeError(
-            f"progress must be True or False; got {progress!r} of type {type(progress).__name__}"
-        )
+    progress = parse_flag("progress", progress)
     found, repack = unpack(*collections, traverse=traverse)
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):

@@ -25,6 +25,7 @@ from dasktile.capture.expressions import ExpressionReader
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.target import Machine, machine
+from dasktile.errors import parse_flag
 from dasktile.explaining import explained_graph
 from dasktile.report.diagnosis import Diagnosis, Missed, OperationUse, WorkerUse
 from dasktile.report.explanation import Explanation
@@ -78,12 +79,8 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
     """
 
     def __init__(self, client: Client | None = None, *, plans: bool = True) -> None:
-        if not isinstance(plans, bool):
-            raise TypeError(
-                f"plans must be True or False; got {plans!r} of type {type(plans).__name__}"
-            )
+        self._plans = parse_flag("plans", plans)
         self._client = client_of(client)
-        self._plans = plans
         self._result: Diagnosis | None = None
         self._computations: list[tuple[HighLevelGraph, Any] | Missed] = []
         self._end_record: Callable[[], None] | None = None

@@ -1,4 +1,4 @@
-"""Warnings, and the line that they name.
+"""Warnings and the line that they name, and arguments that are True or False.
 
 Invalid arguments raise ``ValueError`` or ``TypeError``.  An expression that dasktile cannot read is
 not an error: it is returned unchanged, and ``explain`` shows the reason.
@@ -55,3 +55,17 @@ class UnknownSettingWarning(UserWarning):
 
 class InconsistentGraphWarning(UserWarning):
     """Tasks of a graph read keys that the graph does not declare; it was returned unchanged."""
+
+
+def parse_flag(name: str, value: object) -> bool:
+    """The value of an argument that must be True or False.
+
+    Raises
+    ------
+    TypeError
+        If it is anything else; the message names the argument.
+    """
+    if not isinstance(value, bool):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be True or False; got {value!r} of type {kind}")
+    return value

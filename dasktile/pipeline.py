@@ -107,10 +107,8 @@ def rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLeve
     ends = boundary(graph, keys)
     if ends is None:
         return None
-    names = frozenset(array.name for array in ends.arrays)
-    method = config.setting("method")
-    above = tuple(ends.above)
-    new = rewrite(Request(graph, ends.arrays, names, names, target, method, keys, above))
+    none, method, above = frozenset[str](), config.setting("method"), tuple(ends.above)
+    new = rewrite(Request(graph, ends.arrays, none, none, target, method, keys, above).by_hook())
     if new is None:
         return None
     tiled = splice(graph, ends, new.graph)

@@ -102,7 +102,7 @@ class Request:
         )
 
     def by_hook(self) -> Request:
-        """The same arrays as the hook of Dask's configuration gets them: they keep their names."""
+        """The same as the hook of Dask's configuration asks for it: arrays keep their names."""
         names = frozenset(self.names)
         arrays = tuple(sorted(self.arrays, key=lambda array: array.name))
         return replace(self, arrays=arrays, kept=names, fixed=names, groups=())

@@ -181,6 +181,7 @@ def test_the_plan_of_the_hook_is_explained() -> None:
         graph = dasktile.array_optimize(difference.dask, difference.__dask_keys__())
     assert explained.run_tasks_after == len(graph) != usual.run_tasks_after
     with pytest.raises(TypeError, match=r"by_hook must be True or False; got 'hook'"):
+        # a value of the wrong type is what is tested
         dasktile.explain(difference, by_hook="hook")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"chunks=5 and by_hook=True exclude each other"):
         dasktile.explain(difference, by_hook=True, chunks=5)

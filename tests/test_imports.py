@@ -466,6 +466,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "diagnosing": (
         {
+            "errors",
             "_compat.dask",
             "_compat.distributed",
             "_compat.expressions",
@@ -524,6 +525,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.meter": ({"_compat.distributed"}, {"dask", "distributed", "psutil"}),
     "computing": (
         {
+            "errors",
             "api",
             "cluster.target",
             "collections.containers",
@@ -695,6 +697,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.worker.data": (
         {
+            "errors",
             "_compat.distributed",
             "config",
             "runtime.worker.store",
@@ -759,6 +762,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.install": (
         {
+            "errors",
             "_compat.distributed",
             "capture.user_kernels",
             "cluster.clients",
@@ -795,6 +799,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "cluster.clients": (set(), {"distributed"}),
     "runtime.metrics": (
         {
+            "errors",
             "_compat.distributed",
             "report.cluster_counts",
             "report.explanation",
@@ -818,6 +823,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cluster.calibration": (
         {
+            "errors",
             "_compat.dask",
             "_compat.distributed",
             "cluster.clients",

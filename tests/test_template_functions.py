@@ -18,7 +18,7 @@ import scipy.ndimage
 import scipy.special
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
-from tlz import curry  # type: ignore[import-untyped]
+from tlz import curry  # type: ignore[import-untyped]  # it has no types
 
 import dasktile
 from dasktile._compat.dask import Task, TaskRef
@@ -34,10 +34,10 @@ def first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seen, "_FIRST", {})
 
 
-def plan(function: Callable[[Any], Any], **options: Any) -> None:
+def plan(function: Callable[[Any], Any]) -> None:
     """Plan a product with blocks of a function, and compare its values."""
     x = da.random.default_rng(0).random((400, 400), chunks=100)
-    y = x.map_blocks(function, dtype=x.dtype, meta=x._meta, **options).T @ x
+    y = x.map_blocks(function, dtype=x.dtype, meta=x._meta).T @ x
     agree(dasktile.optimize(y), y)
 
 

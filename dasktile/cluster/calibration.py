@@ -21,6 +21,7 @@ from dasktile._compat.distributed import metadata
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.cluster.target import host_of
+from dasktile.errors import parse_flag
 from dasktile.tiling.calibration import Calibration
 
 #: Path of the result in the metadata of the scheduler, where every client can read it.
@@ -78,11 +79,7 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
     """
     require(CALIBRATE, "dasktile.calibrate")
     client = client_of(client)
-    if not isinstance(refresh, bool):
-        raise TypeError(
-            f"refresh must be True or False; got {refresh!r} of type {type(refresh).__name__}"
-        )
-    return client.sync(_calibrate, client, refresh, _DEFAULT)
+    return client.sync(_calibrate, client, parse_flag("refresh", refresh), _DEFAULT)
 
 
 async def _calibrate(client: Client, refresh: bool, settings: ClusterSettings) -> Calibration:

@@ -235,7 +235,7 @@ class _Unbundled:
             written.memory(),
             self,
             written.runs,
-            self.tasks.received() if written.unplanned else 0,
+            self.tasks.received if written.unplanned else 0,
             written.taken,
         )
 

@@ -540,9 +540,10 @@ class GraphTasks:
         """Bytes that workers receive beside those that the names of layers predict."""
         inside = {head_of(key) for task in self.tasks for key in keys_in(task)}
         planned = predicted_bytes({head_of(key) for key in self.keys} | inside)
-        received = self.received()
+        received = self.received
         return received - planned if received > self.settings.unplanned * planned else 0
 
+    @cached_property
     def received(self) -> int:
         """Bytes that workers receive from each other, if every task runs at its place.
 

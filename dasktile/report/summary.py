@@ -168,7 +168,7 @@ def _head(plan: PlanReport) -> list[str]:
 
 def _model(plan: PlanReport) -> str:
     """What bytes of tilings are counted by."""
-    more = ", which counts also blocks that are not needed" if plan.counts_unneeded else ""
+    more = ", which also counts blocks that are not needed" if plan.counts_unneeded else ""
     return f"by the model{more}"
 
 
@@ -216,7 +216,8 @@ def _unchanged(plan: PlanReport) -> tuple[str, str]:
     result = "returns what Dask's rechunk returns" if plan.in_chunks else "returns the input itself"
     if plan.refused:
         result = "raises a TooManyTasksError"
-    model = f"{_model(plan)}{',' * plan.counts_unneeded} it moves {moved} between workers"
+    comma = "," if plan.counts_unneeded else ""
+    model = f"{_model(plan)}{comma} it moves {moved} between workers"
     if plan.in_memory and plan.received_before is not None:
         model = f"the model that chooses plans counts {moved} for its chunks"
     if plan.run_tasks_before is None:

@@ -16,11 +16,11 @@ from dasktile import config
 from dasktile._compat.distributed import checks, execution, plugins
 from dasktile.capture.user_kernels import carry, registrations
 from dasktile.cluster.clients import client_of
+from dasktile.errors import parse_flag
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import (
     SpillOptions,
     parse_bytes_limit,
-    parse_flag,
     parse_share_limit,
 )
 

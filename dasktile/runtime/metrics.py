@@ -10,6 +10,7 @@ from distributed import Client, Scheduler, Worker
 
 from dasktile._compat.distributed import execution, plugins
 from dasktile.cluster.clients import client_of
+from dasktile.errors import parse_flag
 from dasktile.report.cluster_counts import LayerCounts, Metrics, WorkerCounts
 from dasktile.report.explanation import Explanation
 from dasktile.report.layer_names import owners, rows_of_layers
@@ -102,10 +103,7 @@ def metrics(
     (True, True, 0)
     """
     client = client_of(client)
-    if not isinstance(reset, bool):
-        raise TypeError(
-            f"reset must be True or False; got {reset!r} of type {type(reset).__name__}"
-        )
+    reset = parse_flag("reset", reset)
     if explanation is not None and not isinstance(explanation, Explanation):
         raise TypeError(
             "explanation must be what dasktile.explain returns, or None; got"

@@ -174,8 +174,10 @@ def test_rows_are_those_of_an_explanation(four_workers: Client) -> None:
         # a value of the wrong type is what is tested
         metrics(four_workers, explanation="matmul")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"reset must be True or False; got 'x' of type str"):
+        # as above
         metrics(four_workers, reset="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"progress must be True or False; got 'no' of type str"):
+        # as above
         dasktile.compute(1, progress="no")  # type: ignore[arg-type]
     elsewhere = dasktile.explain(in_memory(40, 40, (20, 40)) + 1, workers=four_workers)
     assert not metrics(four_workers, explanation=elsewhere).rows

@@ -15,6 +15,7 @@ from distributed import Worker
 
 from dasktile._compat.distributed import serialization, storage
 from dasktile.config import spill_settings
+from dasktile.errors import parse_flag
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk, takes_memory
 from dasktile.runtime.tiers import device as make_device
@@ -259,17 +260,3 @@ def _number(allowed: str, limit: object) -> float | None:
     if not 0 < size < float("inf"):
         raise ValueError(f"{allowed}; got {limit!r}")
     return size
-
-
-def parse_flag(name: str, value: object) -> bool:
-    """The value of an argument that must be True or False.
-
-    Raises
-    ------
-    TypeError
-        If it is anything else; the message names the argument.
-    """
-    if not isinstance(value, bool):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be True or False; got {value!r} of type {kind}")
-    return value

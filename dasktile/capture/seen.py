@@ -26,7 +26,7 @@ from dask.sizeof import sizeof
 from dask.tokenize import TokenizationError, tokenize
 
 from dasktile.capture.symbols import NUMBERS
-from dasktile.capture.tracing import MODULES, is_module, is_read
+from dasktile.capture.tracing import MODULES, is_module, is_read, package_of
 from dasktile.capture.user_kernels import lookup
 
 #: Bytes of arrays in a graph, bytes of an object, and values that functions see, beyond which its
@@ -294,10 +294,10 @@ def _may_be_traced(function: Any) -> bool:
     """Whether tracing reads what may change of a function of an installed package."""
     if not is_read(function):
         return False
-    # not the name of the module that it has: it may be that of a function which it wraps
-    name = function.__globals__.get("__name__")
-    is_fixed = isinstance(name, str) and name.partition(".")[0] in _FIXED
-    return not (is_fixed and _is_of_fixed(function))
+    if not _is_of_fixed(function):
+        return True
+    # of the module that it sees
+    return function.__globals__["__name__"].partition(".")[0] not in _FIXED
 
 
 def _may_change(value: Any) -> bool:
@@ -305,7 +305,7 @@ def _may_change(value: Any) -> bool:
     if type(value) is tuple:
         return any(map(_may_change, value))
     if type(value) is types.FunctionType:
-        return _text(value, "__module__").partition(".")[0] not in MODULES
+        return package_of(value) not in MODULES
     return type(value) in (list, partial, np.ndarray)
 
 

@@ -190,7 +190,7 @@ def is_read(function: Any) -> bool:
     function
         The function.
     """
-    if type(function) is not types.FunctionType or _package(function) in MODULES:
+    if type(function) is not types.FunctionType or package_of(function) in MODULES:
         return False
     return _is_allowed(function.__code__)
 
@@ -233,7 +233,7 @@ def _traced(function: Any, kwargs: Mapping[str, Any], arguments: int) -> Depths:
 def _is_traceable(function: Any) -> bool:
     while type(function) is functools.partial:
         function = function.func
-    return type(function) is types.FunctionType and _package(function) not in _NOT_TRACED
+    return type(function) is types.FunctionType and package_of(function) not in _NOT_TRACED
 
 
 class _Trace:
@@ -290,7 +290,7 @@ class _Trace:
             named = {name: self.known(each) for name, each in value.keywords.items()}
             bound = functools.partial(self.known(value.func), *map(self.known, value.args), **named)
             return Function(self, bound)
-        elif kind is types.FunctionType and _package(value) not in MODULES:
+        elif kind is types.FunctionType and package_of(value) not in MODULES:
             return self._restricted(value)
         elif kind in _CALLABLE:
             return Function(self, functools.partial(self._apply, value))
@@ -436,6 +436,7 @@ def _check_ufunc(function: Any, args: Any, kwargs: Any) -> None:
         raise UntraceableError
 
 
-def _package(function: types.FunctionType) -> str:
+def package_of(function: types.FunctionType) -> str:
+    """The package in whose name a function is, which may be that of one that it wraps."""
     module = function.__module__
     return module.partition(".")[0] if type(module) is str else ""

@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dask.array.optimization
@@ -29,6 +30,7 @@ from dasktile.errors import (
     warn_user,
 )
 from dasktile.explaining import explained
+from dasktile.needs import needs_of
 from dasktile.planning import captured_program, tile
 from dasktile.refusal import advise
 from dasktile.report.comparison import Comparison, comparison
@@ -317,15 +319,17 @@ def compare(
         return comparison(target.workers, [])
     request = Request.of(holders, False, target, "exact")
     captured = located(captured_program(request), target)
+    ranges = needs_of(request, captured).ranges
     plans: list[tuple[str, TilingPlan | str]] = []
+    choose = partial(tile, captured, target, limit=target.memory_limit, ranges=ranges)
     for name in names:
         try:
-            plans.append((name, tile(captured, target, name, target.memory_limit, force=True)))
+            plans.append((name, choose(method=name, force=True)))
         except _REFUSALS as error:
             plans.append((name, str(error)))
     kept = ""
     if any(name == "auto" and not isinstance(plan, str) for name, plan in plans):
-        usual = tile(captured, target, "auto", target.memory_limit)
+        usual = choose(method="auto")
         kept = usual.verdict if usual.unchanged else ""
     return comparison(target.workers, plans, kept)
 

@@ -258,7 +258,7 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
     if max(tasks, stock) > MOST_FUSED:
         return unchanged(plan, NO_GAIN) if tasks > stock else plan
     outputs = zip(lowered.names, lowered.chunks, strict=True)
-    keys = [wanted_keys(name, chunks, plan.planned.wanted) for name, chunks in outputs]
+    keys = [wanted_keys(name, chunks, plan.planned.needs.wanted) for name, chunks in outputs]
     more = len(optimize(lowered.graph, keys)) - len(optimize(merged, list(flatten([request.keys]))))
     is_costly = more * request.machine.settings().task_bytes > MORE_BYTES
     return unchanged(plan, NO_GAIN) if is_costly else plan

@@ -8,7 +8,7 @@ what was decided, by positions.  To carry out the same for other keys, only the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -27,6 +27,7 @@ from dasktile.capture.rules.sources import InMemory
 from dasktile.capture.structure import Structured, structured
 from dasktile.ir import Program
 from dasktile.lower.bundle import USUAL, BundleForm
+from dasktile.needs import Needs
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
 from dasktile.prediction import Prediction
 from dasktile.recent import recently_used
@@ -43,6 +44,28 @@ _SECTIONS = ("dasktile", "optimization", "array")
 
 
 @dataclass(frozen=True, slots=True)
+class _Needs:
+    """What is needed, without names; parameters are those of `Needs`."""
+
+    wanted: Mapping[int, Needed]
+    needed: Mapping[int, Needed]
+    is_whole: bool | None
+
+    @classmethod
+    def of(cls, needs: Needs, numbers: Mapping[str, int]) -> _Needs:
+        """With the numbers of the arrays in place of their names."""
+        wanted = {numbers[name]: blocks for name, blocks in needs.wanted.items()}
+        needed = {numbers[name]: blocks for name, blocks in needs.needed.items()}
+        return cls(wanted, needed, needs.is_whole)
+
+    def named(self, names: Sequence[str]) -> Needs:
+        """With these names of the arrays.  Ranges are left out, as tiles are not chosen again."""
+        wanted = {names[number]: blocks for number, blocks in self.wanted.items()}
+        needed = {names[number]: blocks for number, blocks in self.needed.items()}
+        return Needs(wanted, needed, is_whole=self.is_whole)
+
+
+@dataclass(frozen=True, slots=True)
 class _Decision:
     """What was decided for a request, without names.
 
@@ -52,8 +75,8 @@ class _Decision:
         The plan, with the indices of captured nodes as names.
     pinned
         Numbers of the arrays that keep their chunks beside those that do anyway, and the reasons.
-    wanted, needed
-        As in `PlannedRequest`, by the numbers of the arrays.
+    needs
+        What is needed, by the numbers of the arrays.
     is_lowered
         Whether a graph was written.
     form
@@ -64,8 +87,7 @@ class _Decision:
 
     plan: TilingPlan
     pinned: tuple[tuple[int, str], ...]
-    wanted: Mapping[int, Needed]
-    needed: Mapping[int, Needed]
+    needs: _Needs
     is_lowered: bool
     form: BundleForm
     before: Prediction | None
@@ -227,8 +249,7 @@ def recall(given: Asked) -> Candidate | None:
     planned = PlannedRequest(
         captured,
         plan,
-        {heads[number]: blocks for number, blocks in decision.wanted.items()},
-        {heads[number]: blocks for number, blocks in decision.needed.items()},
+        decision.needs.named(heads),
         pinned,
     )
     lowered = lower_plan(request, planned, decision.form) if decision.is_lowered else None
@@ -249,8 +270,7 @@ def remember(given: Asked, chosen: Candidate) -> None:
     decision = _Decision(
         unnamed(planned.plan),
         tuple((heads[name], reason) for name, reason in planned.pinned.items()),
-        {heads[name]: blocks for name, blocks in planned.wanted.items()},
-        {heads[name]: blocks for name, blocks in planned.needed.items()},
+        _Needs.of(planned.needs, heads),
         lowered is not None,
         USUAL if lowered is None else lowered.bundled.form,
         chosen.before,

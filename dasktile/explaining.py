@@ -17,7 +17,8 @@ from dasktile.cluster.located import blocks_there
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks, Program
-from dasktile.planning import Candidate, wanted_blocks
+from dasktile.needs import wanted_blocks
+from dasktile.planning import Candidate
 from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
 from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from dasktile import config, tiling
 from dasktile.capture.base import Captured, Verbatim
-from dasktile.capture.culling import Needed, has_effects, needed_blocks
 from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.rules.sources import Create
 from dasktile.cluster.located import located, mesh_there
 from dasktile.cluster.target import Machine
-from dasktile.ir import Chunks, Kind, Node, hand_over, hand_over_evenly
+from dasktile.ir import Chunks, Ranges, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
+from dasktile.needs import Needs, counts_unneeded, needs_of, not_computed
 from dasktile.prediction import Prediction
 from dasktile.request import Request
 from dasktile.tiling.memo import tile_again
-from dasktile.tiling.plan import IF_COMPUTED, TilingPlan
+from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
 
 #: By the index of an output, bytes that workers receive for its final chunks, of the input and of a
 #: plan.
 HandedOver = tuple[dict[int, int], dict[int, int]]
-
-#: Share of the blocks of an array that is needed, below which the others are not computed (chosen).
-MOST_NEEDED = 0.75
 
 #: Why the input is unchanged where keys are part of a task's arguments.
 SHUFFLED = "blocks of this type are rechunked by a shuffle of distributed, whose keys cannot change"
@@ -53,28 +49,20 @@ class PlannedRequest:
     ----------
     captured, plan
         The captured program and its tiles.
-    wanted
-        By the name of an output, which of its blocks are wanted.
-    needed
-        By the name of an array, which of its blocks are needed, for arrays of which not all are.
-        Empty if all blocks are needed of every array whose tasks have effects.
+    needs
+        What is needed of the arrays of the program that was captured first.
     pinned
         By the name of an array, why it keeps its chunks although it could have others.
-    is_whole
-        Whether all blocks are needed of every array that is computed; None if that was not found
-        out.
     """
 
     captured: Captured
     plan: TilingPlan
-    wanted: Mapping[str, Needed]
-    needed: Mapping[str, Needed]
+    needs: Needs
     pinned: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool | None = None
 
     def watched(self) -> list[int]:
         """Indices of nodes whose unneeded tiles must not be computed."""
-        checked = _checked(self.captured, self.needed)
+        checked = not_computed(self.captured, self.needs.needed)
         return [index for index, check in enumerate(checked) if check]
 
 
@@ -167,7 +155,7 @@ def candidate(
         if not _computes_unneeded(planned, lowered):
             return replace(chosen, lowered=lowered)
         nodes = planned.plan.program.nodes
-        some = [node.name in planned.needed for node in nodes]
+        some = [node.name in planned.needs.needed for node in nodes]
         pinned = {
             node.name: "only some blocks of this array, or of its inputs, are needed"
             for index, node in enumerate(nodes)
@@ -296,7 +284,7 @@ def lower_plan(request: Request, planned: PlannedRequest, form: BundleForm = USU
         predicted=plan.after.moved,
         fuse_bytes=LOWER_DEFAULTS.fuse_factor * usual,
         threads=machine.threads,
-        wanted=planned.wanted,
+        wanted=planned.needs.wanted,
         watched=planned.watched(),
         bundle_tasks=most_bundled(machine),
         bundle_bytes=min(usual, machine.memory_limit or usual),
@@ -390,7 +378,7 @@ def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:
         tiling.contains_unneeded(
             computed,
             tiled.tilings[index].chunks,
-            planned.needed[tiled.program.nodes[index].name],
+            planned.needs.needed[tiled.program.nodes[index].name],
             tiled.program.nodes[index].chunks,
         )
         for index, computed in lowered.written.computed.items()
@@ -408,37 +396,40 @@ def plan_request(
     target = request.machine
     limit = target.memory_limit
     options["final"] = _required_chunks(request, captured)
-    decide = partial(tile, captured, target, request.method, settings=settings, **options)
+    needs = needs_of(request, captured) if other is None else other.needs
+
+    def decide(limit: int | None) -> TilingPlan:
+        nonlocal needs
+        ranges = needs.ranges
+        plan = tile(captured, target, request.method, limit, ranges, settings=settings, **options)
+        whole = plan if ranges is None else tiling.uncropped(plan, captured.program, ranges)
+        if whole is None:
+            needs = replace(needs, ranges=None, is_whole=False)
+            return decide(limit)
+        _verify(request, whole, limit)
+        return whole
+
     try:
-        plan = decide(limit=limit)
+        plan = decide(limit)
     except tiling.MemoryLimitError:
         if target.limit_given:
             raise
         # the limit is a default, so it is better exceeded than met by the smallest tiles
         limit = None
-        plan = decide(limit=limit)
-    _verify(request, plan, limit)
-    wanted: dict[str, Needed] = {}
-    needed: dict[str, Needed] = {}
-    is_whole = None
-    if plan.tiled is not None and other is not None and other.wanted:
-        wanted, needed, is_whole = dict(other.wanted), dict(other.needed), other.is_whole
-    elif plan.tiled is not None:
-        wanted = wanted_blocks(request)
-        needed, is_whole = _needed(request, captured, wanted)
+        plan = decide(limit)
     if plan.origin is not None:
         captured = extend(captured, plan.program, plan.origin)
-    if needed and plan.tiled is not None:
+    if needs.needed and plan.tiled is not None:
         nodes = plan.program.nodes
-        downstream = plan.program.downstream(_checked(captured, needed))
+        downstream = plan.program.downstream(not_computed(captured, needs.needed))
         blocks = {
-            index: needed[node.name]
+            index: needs.needed[node.name]
             for index, node in enumerate(nodes)
-            if downstream[index] and node.name in needed
+            if downstream[index] and node.name in needs.needed
         }
         plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
         _verify(request, plan, limit)
-    return PlannedRequest(captured, plan, wanted, needed, is_whole=is_whole)
+    return PlannedRequest(captured, plan, needs)
 
 
 def _verify(request: Request, plan: TilingPlan, limit: int | None) -> None:
@@ -449,84 +440,21 @@ def _verify(request: Request, plan: TilingPlan, limit: int | None) -> None:
         verify_tiled(plan.tiled, None if free else limit)
 
 
-def wanted_blocks(request: Request) -> dict[str, Needed]:
-    """By the name of an array, which of its blocks are wanted."""
-    outputs = {array.name: array.numblocks for array in request.arrays}
-    return needed_blocks(request.graph, request.keys, outputs, request.above)
-
-
-def _needed(
-    request: Request, captured: Captured, wanted: Mapping[str, Needed]
-) -> tuple[dict[str, Needed], bool | None]:
-    """The needed blocks of every array of which not all blocks are needed.
-
-    None if no task with effects (a user's function, a read), and few others, are unneeded.  And
-    whether all blocks of the computed arrays are needed, as `PlannedRequest.is_whole`.
-    """
-    program = captured.program
-    outputs = {array.name: array.numblocks for array in request.arrays}
-    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
-    if not any(cull and takes_time(node) for node, cull in zip(program.nodes, culled, strict=True)):
-        return {}, None
-    numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
-    needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
-    partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
-    is_whole = not any(node.edges and node.name in partial for node in program.nodes)
-    return (partial if any(_checked(captured, partial)) else {}), is_whole
-
-
-def _checked(captured: Captured, needed: Mapping[str, Needed]) -> list[bool]:
-    """For every node, whether its unneeded blocks must not be computed.
-
-    Those whose tasks have effects must not, nor many blocks that take time.
-    """
-    return [
-        node.name in needed
-        and (effect or (takes_time(node) and bool(needed[node.name].mean() < MOST_NEEDED)))
-        for node, effect in zip(captured.program.nodes, has_effects(captured), strict=True)
-    ]
-
-
-def takes_time(node: Node) -> bool:
-    """Whether blocks of an array take time to compute.
-
-    Parameters
-    ----------
-    node
-        The array.
-    """
-    return not node.resident and node.kind is not Kind.VIEW
-
-
 def with_premise(request: Request, planned: PlannedRequest, exact: bool = True) -> TilingPlan:
-    """The plan; its bound says so if arrays are computed of which not all blocks are needed.
-
-    Tiles are chosen for whole arrays, and what is not computed is counted.
+    """The plan; it says so if it counts blocks that are not computed, as they are not needed.
 
     Parameters
     ----------
     request, planned
         The arrays, and their plan.
     exact
-        Whether to look in the graph for what is needed.  If not, the bound says so wherever some
-        blocks may be unneeded.
+        As in `counts_unneeded`.
     """
-    plan, program = planned.plan, planned.captured.program
-    if not plan.lower_bound or planned.is_whole:
+    plan = planned.plan
+    if not plan.lower_bound:
         return plan
-    if planned.is_whole is False:
-        return replace(plan, grids=plan.grids + IF_COMPUTED)
-    wanted = planned.wanted or wanted_blocks(request)
-    all_of = [bool(wanted[array.name].all()) for array in request.arrays]
-    if not any(tiling.may_be_culled(program, all_of)):
-        return plan
-    if not exact:
-        return replace(plan, grids=plan.grids + IF_COMPUTED)
-    computed = {node.name: tuple(map(len, node.chunks)) for node in program.nodes if node.edges}
-    needed = needed_blocks(request.graph, request.keys, computed)
-    if all(blocks.all() for blocks in needed.values()):
-        return plan
-    return replace(plan, grids=plan.grids + IF_COMPUTED)
+    unneeded = counts_unneeded(request, planned.captured, planned.needs, exact)
+    return replace(plan, counts_unneeded=unneeded)
 
 
 def tile(
@@ -534,6 +462,7 @@ def tile(
     target: Machine,
     method: str,
     limit: int | None,
+    ranges: tuple[Ranges, ...] | None = None,
     *,
     settings: Settings | None = None,
     force: bool = False,
@@ -541,10 +470,11 @@ def tile(
     final: tuple[Chunks | None, ...] = (),
     tables: SearchTables | None = None,
 ) -> TilingPlan:
-    """Tile a captured program; options are as in `dasktile.tiling.tile`."""
+    """Tile a captured program, or ranges of it; options are as in `dasktile.tiling.tile`."""
+    program = captured.program
     decide = tile_again if config.setting("reuse-plans") else tiling.tile
     return decide(
-        captured.program,
+        program if ranges is None else tiling.crop(program, ranges),
         workers=target.workers,
         threads=target.threads,
         room=target.room,

@@ -14,7 +14,8 @@ from dask.blockwise import optimize_blockwise
 from dasktile.capture.culling import Counted, Needed, least_run
 from dasktile.lower.count import count_tasks
 from dasktile.lower.written import wanted_keys
-from dasktile.planning import Candidate, PlannedRequest, lower_plan, takes_time, wanted_blocks
+from dasktile.needs import takes_time
+from dasktile.planning import Candidate, PlannedRequest, lower_plan
 from dasktile.prediction import (
     MAX_TASKS,
     SAME_SECONDS,
@@ -47,7 +48,7 @@ def work_of(request: Request, planned: PlannedRequest) -> float:
 
 def wanted_of(request: Request, plan: Candidate) -> Mapping[str, Needed]:
     """By the name of an array, which of its blocks are wanted."""
-    return plan.planned.wanted or wanted_blocks(request)
+    return plan.planned.needs.wanted
 
 
 def predicted_input(
@@ -141,7 +142,7 @@ def bytes_made(planned: PlannedRequest) -> int:
     made = 0.0
     for node in planned.captured.program.nodes:
         if takes_time(node):
-            needed = planned.needed.get(node.name, planned.wanted.get(node.name))
+            needed = planned.needs.needed.get(node.name, planned.needs.wanted.get(node.name))
             made += node.nbytes * (1 if needed is None else float(needed.mean()))
     return int(made)
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from dasktile import config
 from dasktile.capture.base import Captured
+from dasktile.needs import needs_of
 from dasktile.planning import capture, plan_request, tile, too_many_tasks
 from dasktile.request import Request
 from dasktile.tiling import (
     FEW_TASKS,
     MemoryLimitError,
     TooManyTasksError,
+    crop,
     least_tasks,
     most_tasks,
 )
@@ -50,7 +52,11 @@ def refuse_many_tasks(request: Request, captured: Captured) -> None:
     least = least_tasks(program, limit)
     if least <= FEW_TASKS:
         return
-    price = tile(captured, request.machine, "none", limit).before
+    ranges = needs_of(request, captured).ranges
+    if ranges is not None:
+        program = crop(program, ranges)
+        least = least_tasks(program, limit)
+    price = tile(captured, request.machine, "none", limit, ranges).before
     before, allowed = sum(price.tasks), config.setting("tiling.many-tasks")
     uncut = (
         peak
@@ -83,8 +89,9 @@ def advise(request: Request, error: TooManyTasksError) -> TooManyTasksError:
 def _larger_limit(request: Request, error: TooManyTasksError) -> str:
     """A memory limit that does not make too many tasks, in words; empty if none is found."""
     captured, settings = capture(request, {}), request.machine.settings()
-    program, machine = captured.program, request.machine
-    own = tile(captured, machine, "none", error.limit).before
+    machine, ranges = request.machine, needs_of(request, captured).ranges
+    program = captured.program if ranges is None else crop(captured.program, ranges)
+    own = tile(captured, machine, "none", error.limit, ranges).before
     most, largest = most_tasks(error.before, error.allowed), max(own.peak)
     # the smallest limit for which the bound allows few enough tasks
     first = bisect_left(

@@ -17,7 +17,7 @@ from dasktile.cheapest import PLANNING_SECONDS
 from dasktile.guard import or_none
 from dasktile.lower.count import least_tasks
 from dasktile.lower.noted import NotedBlocks, noted_blocks
-from dasktile.planning import wanted_blocks
+from dasktile.needs import wanted_blocks
 from dasktile.predicted import predicted_input
 from dasktile.prediction import LITTLE_MEMORY
 from dasktile.request import Request

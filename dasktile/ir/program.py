@@ -31,6 +31,12 @@ Chunks = tuple[tuple[int, ...], ...]
 #: A half-open range of elements along one axis, read with a step: (start, stop, step).
 Window = tuple[int, int, int]
 
+#: A half-open range of a label or an axis: (start, stop).
+Range = tuple[int, int]
+
+#: A range of every label of a node.
+Ranges = tuple[Range, ...]
+
 #: The end of a run.
 _END = itemgetter(1)
 
@@ -342,10 +348,14 @@ class Program:
         Every edge points to a smaller index.
     outputs
         Indices of the nodes whose arrays are results, in the caller's order.
+    is_part
+        True for the needed part of another program: operations may read a part of an array of
+        which others read more.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+    is_part: bool = False
     _consumers: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -413,6 +423,15 @@ def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Windo
             last = axis.start + axis.step * (hi - 1)
             ranges.append((first, last + (1 if axis.step > 0 else -1), axis.step))
     return tuple(ranges)
+
+
+def axis_ranges(node: Node, ranges: Ranges) -> tuple[Range, ...]:
+    """The range of every axis of a node's array that a range of every label makes."""
+    along = []
+    for axis, size in zip(node.out, node.shape, strict=True):
+        lo, hi = (0, size) if axis.label is None else ranges[axis.label]
+        along.append((lo, hi) if axis.label is None else (axis.width * lo, axis.width * hi))
+    return tuple(along)
 
 
 def output_chunks(node: Node, cuts: Sequence[Sequence[int]]) -> Chunks:

@@ -106,22 +106,24 @@ def _windows(program: Program, index: int) -> Fault:
             if axis.width < 1:
                 return f"{what} is read in windows of {axis.width}; expected at least 1 element"
             if axis.breaks:
-                if fault := _breaks(axis, label.size, size):
+                if fault := _breaks(axis, label.size, size, program.is_part):
                     return f"{what} is read in windows {fault}"
                 continue
             if axis.parts:
                 sizes = () if edge.chunks is None else edge.chunks[place]
-                if fault := _axis_parts(axis, label.cuts, sizes):
+                if fault := _axis_parts(axis, label.cuts, sizes, program.is_part):
                     return f"{what} is read in blocks {fault}"
                 continue
             if edge.chunks is not None:
                 windows = _block_windows(axis, label.cuts, size)
-                if windows != _parts(edge.chunks[place]):
+                parts = _parts(edge.chunks[place])
+                if windows != parts and not (program.is_part and set(windows) <= set(parts)):
                     return f"{what} is read in blocks {windows}; expected {edge.chunks[place]}"
                 continue
             # a diagonal ends where the shorter of two axes ends
             is_whole = node.kind is not Kind.VIEW and labels_read.count(axis.label) == 1
-            if axis.identity and is_whole and label.size != size:
+            is_all = label.size == size or (program.is_part and label.size < size)
+            if axis.identity and is_whole and not is_all:
                 return f"label {axis.label} has {label.size} iterations; expected {size} for {what}"
             lo, hi = _reading(axis, size, label.size)
             first, last = read.get(axis.label, (0, label.size))
@@ -147,22 +149,31 @@ def _windows(program: Program, index: int) -> Fault:
     return None
 
 
-def _breaks(axis: AxisMap, count: int, size: int) -> Fault:
+def _breaks(axis: AxisMap, count: int, size: int, is_part: bool) -> Fault:
     """Windows of several sizes follow one another, one for each iteration."""
     sizes = [hi - lo for lo, hi in pairwise(axis.breaks)]
-    if axis.start or not covers(sizes, size) or axis.breaks[0] or len(sizes) != count:
+    inside = is_part and axis.breaks[0] >= 0 and axis.breaks[-1] <= size
+    is_whole = covers(sizes, size) and not axis.breaks[0]
+    if axis.start or not (is_whole or inside) or len(sizes) != count:
         return f"of {len(sizes)} sizes up to {axis.breaks[-1]}; expected {count} up to {size}"
     if not min(sizes) or not axis.step == axis.width == max(sizes):
         return f"of {min(sizes)} to {max(sizes)}; expected 1 to {axis.width} elements"
     return None
 
 
-def _axis_parts(axis: AxisMap, cuts: Sequence[int], sizes: Sequence[int]) -> Fault:
-    """Every block of a label reads the block of an axis with its number."""
-    expected = list(zip(accumulate(cuts), accumulate(sizes), strict=False))
-    if len(sizes) != len(cuts) or list(axis.parts) != expected:
-        return f"{list(axis.parts)}; expected {expected}"
-    return None
+def _axis_parts(axis: AxisMap, cuts: Sequence[int], sizes: Sequence[int], is_part: bool) -> Fault:
+    """Every block of a label reads the block of an axis with its number.
+
+    In a part of a program, others may read blocks before and after these.
+    """
+    # no iteration reads the blocks before the first one
+    skips = is_part and bool(cuts[0]) and axis.parts[0][0] == 0
+    skipped = axis.parts[0][1] if skips else 0
+    ends = [end for end in accumulate(sizes) if end > skipped or not skips]
+    expected = [(0, skipped)] * skips + list(zip(accumulate(cuts), ends, strict=False))
+    if list(axis.parts) == expected and (is_part or len(sizes) == len(cuts)):
+        return None
+    return f"{list(axis.parts)}; expected {expected}"
 
 
 def _block_windows(axis: AxisMap, cuts: Sequence[int], size: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dasktile.ir.program import Chunks, Program
+from dasktile.ir.program import Chunks, Program, Ranges
 from dasktile.ir.sharding import Sharding, Where
 
 
@@ -53,6 +53,9 @@ class TiledProgram:
     planned_for
         Number of workers that it was planned for; None if that is the number of the mesh's
         positions.
+    ranges
+        For every node, the range of every label that contains all that is needed: only this is
+        divided evenly among workers.  None where everything is needed.
     """
 
     program: Program
@@ -62,6 +65,7 @@ class TiledProgram:
     kept_at: dict[int, Where] = field(default_factory=dict)
     final: dict[tuple[int, Chunks], Sharding] = field(default_factory=dict)
     planned_for: int | None = None
+    ranges: tuple[Ranges, ...] | None = None
 
     def replicas(self, index: int) -> Sharding | None:
         """The sharding of a node's array that is replicated; None for other arrays."""

@@ -48,6 +48,22 @@ class Check:
         """The tiling of a node."""
         return self.tiled.tilings[index]
 
+    def ranges(self, index: int) -> list[tuple[int, int]]:
+        """The needed range of every label of a node."""
+        if self.tiled.ranges is None:
+            return [(0, label.size) for label in self.node(index).labels]
+        return list(self.tiled.ranges[index])
+
+    def along(self, index: int) -> list[tuple[int, int]]:
+        """The needed range of every axis of a node's array."""
+        node, ranges = self.node(index), self.ranges(index)
+        found = []
+        for axis, size in zip(node.out, node.shape, strict=True):
+            lo, hi = (0, size) if axis.label is None else ranges[axis.label]
+            width = 1 if axis.label is None else axis.width
+            found.append((width * lo, width * hi))
+        return found
+
 
 def longest_fixed(tiled: TiledProgram) -> dict[int, int]:
     """By the size of an axis, its longest chunk that is fixed: parts may end at any of them.
@@ -88,6 +104,16 @@ def tilings_fault(tiled: TiledProgram) -> Fault:
     for index in tiled.kept_at:
         if index not in tiled.kept:
             return f"node {index} has a placement of kept chunks; expected kept chunks"
+    if tiled.ranges is None:
+        return None
+    if len(tiled.ranges) != count:
+        return f"{len(tiled.ranges)} nodes have ranges; expected {count}"
+    for index, (node, own) in enumerate(zip(tiled.program.nodes, tiled.ranges, strict=True)):
+        sizes = [label.size for label in node.labels]
+        if len(own) != len(sizes) or any(
+            not 0 <= lo <= hi <= size for (lo, hi), size in zip(own, sizes, strict=True)
+        ):
+            return f"node {index} has ranges {own}; expected parts of labels of sizes {sizes}"
     return None
 
 
@@ -142,7 +168,7 @@ def _work(check: Check, index: int) -> Fault:
         return "only the work or only the result has a placement; expected both or none"
     if work is None:
         return None
-    fault = _placed(check, work, tiling.cuts, "label", index)
+    fault = _placed(check, work, tiling.cuts, "label", index, check.ranges(index))
     if fault is not None:
         return fault
     if isinstance(work, Follow):
@@ -168,7 +194,7 @@ def _held(check: Check, index: int) -> Fault:
     work, held = tiling.work_at, tiling.held_at
     if work is None or held is None:
         return None
-    fault = _placed(check, held, tiling.chunks, "axis", index)
+    fault = _placed(check, held, tiling.chunks, "axis", index, check.along(index))
     if fault is not None:
         return fault
     if isinstance(held, Sharding) and held.replicated:
@@ -223,7 +249,8 @@ def _kept(check: Check, index: int) -> Fault:
         return None
     # they are on the workers that make the tiles from which they are cut
     made = tiled.tilings[index].chunks
-    return _placed(check, tiled.kept_at[index], chunks, "kept axis", index, made)
+    ranges = check.along(index)
+    return _placed(check, tiled.kept_at[index], chunks, "kept axis", index, ranges, made)
 
 
 def _final(check: Check, index: int) -> Fault:
@@ -236,7 +263,7 @@ def _final(check: Check, index: int) -> Fault:
             return f"the array has final chunks {chunks}; expected those of shape {shape}"
         if where.replicated:
             return f"final chunks are on mesh axes {where.replicated} several times; expected once"
-        fault = _placed(check, where, chunks, "final axis", index)
+        fault = _placed(check, where, chunks, "final axis", index, check.along(index))
         if fault is not None:
             return fault
     return None
@@ -267,10 +294,15 @@ def _replicas(check: Check, index: int) -> Fault:
 def _memory(check: Check, index: int) -> Fault:
     """The tiles that a task reads and makes fit the memory limit, where smaller ones may."""
     node, limit = check.node(index), check.memory_limit
-    # pinned tiles and stored chunks cannot be made smaller
-    if limit is None or node.pinned or node.stored is not None:
+    # pinned tiles and stored chunks cannot be made smaller, nor blocks of data that are sent
+    is_sent = node.root and check.tiling(index).chunks == node.chunks
+    if limit is None or node.pinned or node.stored is not None or is_sent:
         return None
-    longest = [max(sizes, default=0) for sizes in check.tiling(index).cuts]
+    longest = []
+    for (lo, hi), sizes in zip(check.ranges(index), check.tiling(index).cuts, strict=True):
+        ends = [0, *accumulate(sizes)]
+        needed = [stop - start for start, stop in pairwise(ends) if start < hi and stop > lo]
+        longest.append(max(needed, default=0))
     need = node.itemsize
     for axis, size in zip(node.out, node.shape, strict=True):
         need *= size if axis.label is None else axis.width * longest[axis.label]
@@ -314,19 +346,25 @@ TILED_RULES: dict[str, Callable[[Check, int], Fault]] = {
 
 
 def _placed(
-    check: Check, where: Where, chunks: Chunks, what: str, index: int, made: Chunks | None = None
+    check: Check,
+    where: Where,
+    chunks: Chunks,
+    what: str,
+    index: int,
+    ranges: Sequence[tuple[int, int]],
+    made: Chunks | None = None,
 ) -> Fault:
     """The first fault of the workers of some tiles; many nodes have the same placement.
 
-    `made` are the tiles that the workers make, if these are cut from them.
+    `ranges` are needed, and `made` are the tiles that the workers make, if these are cut from them.
     """
     own = isinstance(where, Follow) and where.node == index
-    key = (where, chunks, what, own, made)
+    key = (where, chunks, what, own, tuple(ranges), made)
     if key not in check.known:
         check.known[key] = (
             _followed(check, where, chunks, what, own)
             if isinstance(where, Follow)
-            else _divided(check, where.dims, chunks, what, chunks if made is None else made)
+            else _divided(check, where.dims, chunks, what, ranges, chunks if made is None else made)
         )
     return check.known[key]
 
@@ -356,7 +394,12 @@ def _followed(check: Check, where: Follow, chunks: Chunks, what: str, own: bool)
 
 
 def _divided(
-    check: Check, where: Sequence[Share], chunks: Chunks, what: str, made: Chunks
+    check: Check,
+    where: Sequence[Share],
+    chunks: Chunks,
+    what: str,
+    ranges: Sequence[tuple[int, int]],
+    made: Chunks,
 ) -> Fault:
     """The first fault of tiles that mesh axes divide into parts, one for each worker."""
     mesh = check.tiled.mesh
@@ -379,8 +422,13 @@ def _divided(
                 f"runs that have each of {len(sizes)} blocks once"
             )
         # a part ends at the tile or at the fixed chunk nearest to an even share
-        size, step = sum(sizes), max(check.cells.get(sum(sizes), 0), *sizes, *made[place])
-        largest = max(hi - lo for lo, hi in pairwise(_ends(share, sizes)))
+        (first, last), step = (
+            ranges[place],
+            max(check.cells.get(sum(sizes), 0), *sizes, *made[place]),
+        )
+        size = last - first
+        ends = [min(max(end, first), last) for end in _ends(share, sizes)]
+        largest = max(hi - lo for lo, hi in pairwise(ends))
         if largest > size / parts * (1 + ROUNDING) + step:
             return (
                 f"a worker has {largest} of {size} elements of {what} {place}, divided into "

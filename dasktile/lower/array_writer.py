@@ -651,7 +651,9 @@ class ArrayWriter(WrittenArrays):
             if name not in written and not graph.dependencies[name] and _is_of_roots(layer)
         }
         limits = replace(self.fuse_limits(fuse_bytes, input_bytes, threads), chained=roots)
-        return fuse(graph.layers, graph.dependencies, written | roots, outputs, limits)
+        # of others, fusion finds out that all their tasks are needed
+        only_needed = self.tiled.ranges is not None
+        return fuse(graph.layers, graph.dependencies, written | roots, outputs, limits, only_needed)
 
     def computed(
         self,

@@ -28,6 +28,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
+from dasktile.capture.culling import needed_reads
 from dasktile.capture.references import head_of, tasks_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
@@ -105,6 +106,7 @@ def fuse(
     written: Collection[str],
     outputs: Collection[str],
     limits: FuseLimits,
+    only_needed: bool = False,
 ) -> Fused:
     """A graph in which each group of tasks is one task, with the key of the last.
 
@@ -118,6 +120,8 @@ def fuse(
         Names of layers whose results are outputs.
     limits
         What may be fused.
+    only_needed
+        Whether to leave out the tasks that the outputs do not need, which hinder fusion.
     """
     fusible = [
         name
@@ -128,7 +132,7 @@ def fuse(
     ]
     settings = limits.settings
     if not missing(FUSE) and sum(len(layers[name]) for name in fusible) <= settings.max_tasks:
-        fusion = _Fusion(layers, dependencies, fusible, outputs, limits)
+        fusion = _Fusion(layers, dependencies, fusible, outputs, limits, only_needed)
         for _ in range(settings.max_rounds):
             if fusion.form_groups():
                 return fusion.fused_graph()
@@ -149,6 +153,7 @@ class _Fusion:
     fusible: list[str]
     outputs: Collection[str]
     limits: FuseLimits
+    only_needed: bool = False
     keys: list[Any] = field(default_factory=list)
     number: dict[Any, int] = field(default_factory=dict)
     tasks: list[Any] = field(default_factory=list)
@@ -161,6 +166,8 @@ class _Fusion:
     def __post_init__(self) -> None:
         #: By the name of a fusible layer, its tasks: a look-up in a layer calls functions of it.
         self.tasks_of_layer = {name: tasks_of(self.layers[name]) for name in self.fusible}
+        #: Layers without the tasks that are not needed.
+        self.culled = self._cull() if self.only_needed else set[str]()
         for name, tasks in self.tasks_of_layer.items():
             for key, task in tasks.items():
                 self.number[key] = len(self.keys)
@@ -204,8 +211,8 @@ class _Fusion:
         #: Number of tasks by layer and home.
         self.counts: Counter[tuple[str, Hashable]] = Counter()
         for number in reversed(self.order):
-            if self.homes[number] is None and isinstance(self.tasks[number], Anchored):
-                # slices run where their tile is
+            if self.homes[number] is None and isinstance(self.tasks[number], (Anchored, Alias)):
+                # slices run where their tile is, and an alias is what it stands for
                 tiles = self._moved(number)
                 if len(tiles) == 1:
                     self.homes[number] = self.homes[tiles[0]]
@@ -217,6 +224,21 @@ class _Fusion:
         ]
         #: For every task, the bytes that it reads, but for those that are on every worker.
         self.inputs = list(map(self._bytes, self.reads))
+
+    def _cull(self) -> set[str]:
+        """Leave out the tasks that are not needed; the names of the layers that have some."""
+        wanted = self._fixed_layers()
+        keys = [key for name in wanted for key in self.tasks_of_layer[name]]
+        others = [name for name in self.outputs if name not in wanted and name in self.layers]
+        keys += [key for name in others for key in self.layers[name].get_output_keys()]
+        graph = HighLevelGraph(self.layers, self.dependencies)
+        culled = set()
+        for name, reads, _ in needed_reads(graph, keys):
+            tasks = self.tasks_of_layer.get(name, {})
+            if len(reads) < len(tasks):
+                self.tasks_of_layer[name] = {key: tasks[key] for key in tasks if key in reads}
+                culled.add(name)
+        return culled
 
     def _needs_no_other(self, number: int) -> bool:
         """Whether a task reads nothing, or only what it alone reads and what needs no inputs.
@@ -236,12 +258,17 @@ class _Fusion:
         return [read for read in self.reads[number] if not self.free[read]]
 
     def _fixed(self) -> set[int]:
+        layers = self._fixed_layers()
+        return {self.number[key] for name in layers for key in self.tasks_of_layer[name]}
+
+    def _fixed_layers(self) -> set[str]:
+        """Layers of which all keys stay: outputs, and those that other layers read."""
         fusible = set(self.fusible)
-        layers = [name for name in self.fusible if name in self.outputs]
+        layers = {name for name in self.fusible if name in self.outputs}
         for name in self.layers:
             if name not in fusible:
-                layers += self.dependencies[name] & fusible
-        return {self.number[key] for name in set(layers) for key in self.tasks_of_layer[name]}
+                layers |= self.dependencies[name] & fusible
+        return layers
 
     def _placed_homes(self, names: Sequence[str]) -> list[Hashable]:
         """The home workers that the names of keys give."""
@@ -446,6 +473,7 @@ class _Fusion:
             if len(numbers) > 1
         }
         changed = {self.layer[number] for numbers in fused.values() for number in numbers}
+        changed |= self.culled
         for name in sorted(changed, key=str):
             layer = self.layers[name]
             tasks = {}

@@ -167,6 +167,7 @@ def describe_plan(
         # the search does not contain bytes for chunks on which arrays agree
         proven_optimal=plan.proven_optimal and not any(new.values()),
         grids=plan.grids,
+        counts_unneeded=plan.counts_unneeded,
         changed=plan.tiled is not None,
         verdict=plan.verdict if plan.tiled is None else "",
         nodes=_with_unknown(nodes, unknown, variables),

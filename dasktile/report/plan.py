@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dasktile.report.rows import NodeReport
-from dasktile.tiling.plan import IF_COMPUTED
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,9 @@ class PlanReport:
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
     grids
         The grids of workers for which `lower_bound` holds, in words; empty where it is 0.
+    counts_unneeded
+        Whether `bytes_before`, `bytes_after` and `lower_bound` count blocks that are not computed,
+        as they are not needed.
     unpredicted
         Why there is no simulation; empty if there is one.
     uncounted
@@ -163,11 +165,7 @@ class PlanReport:
     bytes_on_all: int | None = None
     received_between_hosts: int | None = None
     earlier_workers: tuple[int, ...] = ()
-
-    @property
-    def counts_unneeded(self) -> bool:
-        """Whether bytes of blocks are counted that are not computed, as they are not needed."""
-        return self.grids.endswith(IF_COMPUTED)
+    counts_unneeded: bool = False
 
     @property
     def has_plan(self) -> bool:

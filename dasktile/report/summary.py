@@ -294,7 +294,7 @@ def _certificate(plan: PlanReport) -> str:
         return "no lower bound is known"
     bound = f"lower bound {format_bytes(plan.lower_bound)}"
     if plan.grids:
-        bound += f" on {plan.grids}, used evenly"
+        bound += f" on {plan.grids}{_if_computed(plan)}, used evenly"
     elif plan.lower_bound > plan.bytes_before:
         bound += ", of tilings that use all workers evenly"
     if plan.proven_optimal:
@@ -305,6 +305,11 @@ def _certificate(plan: PlanReport) -> str:
             return f"{bound}: optimality gap unknown"
         return f"{bound}: within {max(1, math.ceil(above))} %"
     return bound
+
+
+def _if_computed(plan: PlanReport) -> str:
+    """The premise of a bound that counts blocks which are not needed."""
+    return ", if all blocks of all arrays were computed" if plan.counts_unneeded else ""
 
 
 def _instead(

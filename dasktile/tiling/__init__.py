@@ -1,5 +1,6 @@
 """Program to tiled program: how every array is cut, and what that moves."""
 
+from dasktile.tiling.crop import crop, is_all_needed, needed_ranges, uncropped
 from dasktile.tiling.growth import FEW_TASKS, TooManyTasksError, least_tasks, most_tasks
 from dasktile.tiling.methods import methods
 from dasktile.tiling.methods.exhaustive import TooManyTilingsError
@@ -21,10 +22,14 @@ __all__ = [
     "TooManyTasksError",
     "TooManyTilingsError",
     "contains_unneeded",
+    "crop",
     "cut_where_needed",
+    "is_all_needed",
     "least_tasks",
     "may_be_culled",
     "methods",
     "most_tasks",
+    "needed_ranges",
     "tile",
+    "uncropped",
 ]

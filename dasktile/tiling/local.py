@@ -376,10 +376,10 @@ class Splitter:
                 ]
                 widest = self._widest(choice, parts, [float(weight) for weight in weights])
                 if widest is None:
-                    # pinned tiles and stored chunks cannot be made smaller
+                    # pinned tiles, stored chunks and blocks that are sent cannot be made smaller
                     if self.memory_limit is None or need <= self.memory_limit:
                         break
-                    if node.pinned or node.stored is not None:
+                    if node.pinned or node.stored is not None or choice.node in self.moving:
                         break
                     raise MemoryLimitError(
                         f"memory_limit of {format_limit(self.memory_limit)} is below one tile:"

@@ -69,7 +69,7 @@ def forget() -> None:
 def _numbered(program: Program) -> Program:
     """A program whose names are the indices of its nodes."""
     nodes = tuple(replace(node, name=str(at)) for at, node in enumerate(program.nodes))
-    return Program(nodes, program.outputs)
+    return replace(program, nodes=nodes)
 
 
 def named(plan: TilingPlan, names: Sequence[str]) -> TilingPlan:
@@ -83,7 +83,7 @@ def named(plan: TilingPlan, names: Sequence[str]) -> TilingPlan:
         The names.
     """
     nodes = tuple(replace(node, name=names[int(node.name)]) for node in plan.program.nodes)
-    return on_program(plan, Program(nodes, plan.program.outputs), names)
+    return on_program(plan, replace(plan.program, nodes=nodes), names)
 
 
 def on_program(
@@ -147,4 +147,5 @@ def _tiled(
         known(tiled.kept_at),
         dict(tiled.final),
         tiled.planned_for,
+        tiled.ranges,
     )

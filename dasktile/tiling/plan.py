@@ -15,9 +15,6 @@ from dasktile.ir import Program, TiledProgram
 #: The verdict of a plan in which chunks change.
 RETILED = "retiled"
 
-#: Premise of the bytes and the bound of a plan that computes only parts of arrays.
-IF_COMPUTED = ", if all blocks of all arrays were computed"
-
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -94,6 +91,8 @@ class TilingPlan:
         The grids of workers for which the bound holds, in words; empty where it is 0.  All arrays
         are divided by one grid, of all workers or of fewer.  Arrays with replicas in two shardings
         have these in one order.
+    counts_unneeded
+        Whether the costs and the bound count blocks that are not computed, as they are not needed.
     reasons
         For every node, why it keeps its chunks; empty where its chunks change.
     verdict
@@ -118,6 +117,7 @@ class TilingPlan:
     lower_bound: int
     proven_optimal: bool
     grids: str = ""
+    counts_unneeded: bool = False
     reasons: tuple[str, ...] = ()
     verdict: str = ""
     uncounted: tuple[int, ...] = ()

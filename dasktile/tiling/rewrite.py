@@ -89,7 +89,39 @@ def extend(program: Program, replicas: Sequence[Replica]) -> ExtendedProgram:
                 add(_copy(node, place[index], times[index]), index, True)
             redirected.update(dict.fromkeys(replica.readers, len(nodes) - 1))
     outputs = tuple(place[index] for index in program.outputs)
-    return ExtendedProgram(Program(tuple(nodes), outputs), tuple(origin), tuple(added))
+    more = replace(program, nodes=tuple(nodes), outputs=outputs)
+    return ExtendedProgram(more, tuple(origin), tuple(added))
+
+
+def is_copy(node: Node, of: Node) -> bool:
+    """Whether a node that was added for a replica copies an array, and does not recompute it."""
+    return node.op == "copy" and node.copy > of.copy
+
+
+def extended_as(program: Program, other: Program, origin: Sequence[int]) -> Program:
+    """A program with the replicas that a part of it has.
+
+    Parameters
+    ----------
+    program
+        A program without replicas.
+    other, origin
+        The part with replicas, in which some edges may be left out, and for every node of it the
+        index in `program` of the same node, or of the node that it is a replica of.
+    """
+    nodes = []
+    for node, index in zip(other.nodes, origin, strict=True):
+        same, read = program.nodes[index], [edge.producer for edge in node.edges]
+        if is_copy(node, same):
+            nodes.append(_copy(same, read[0], node.copy - same.copy))
+            continue
+        edges = []
+        for edge in same.edges:
+            is_read = bool(read) and origin[read[0]] == edge.producer
+            producer = read.pop(0) if is_read else origin.index(edge.producer)
+            edges.append(replace(edge, producer=producer))
+        nodes.append(replace(same, edges=tuple(edges), copy=node.copy))
+    return Program(tuple(nodes), other.outputs)
 
 
 def _copy(node: Node, source: int, number: int) -> Node:

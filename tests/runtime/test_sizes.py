@@ -158,4 +158,7 @@ def test_a_transposed_view_takes_no_memory_beside_its_array() -> None:
         predicted = dasktile.explain(gram).results_after
         wait(dasktile.optimize(gram).persist())
         plugins = [worker.plugins[Peak.name] for worker in client.cluster.workers.values()]
-    assert predicted == pytest.approx(max(plugin.buffers.peak for plugin in plugins), rel=0.2)
+        measured = max(plugin.buffers.peak for plugin in plugins)
+    # with a copy of every transposed block, it would be half as much again; what workers receive
+    # while others are late is held longer
+    assert 0.6 * measured <= predicted <= 1.2 * measured

@@ -1,0 +1,452 @@
+"""The part of a program of which some blocks are needed.
+
+If the results need only a range of an array, as ``(m @ m.T)[:100]``, Dask computes only the blocks
+in it.  Tiles for the whole array would be too large, and most workers would have none of the range.
+So the program is cropped to the needed ranges, that program is tiled, and the blocks around the
+ranges, which are not computed, are put back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import (
+    AxisMap,
+    Chunks,
+    Edge,
+    Follow,
+    Kind,
+    Label,
+    Node,
+    Picks,
+    Program,
+    Range,
+    Ranges,
+    Role,
+    Sharding,
+    Share,
+    TiledProgram,
+    Tiling,
+    Where,
+    axis_ranges,
+    bounds,
+    output_chunks,
+)
+from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.rewrite import extended_as, is_copy
+
+#: For every block that an array has in the input graph, whether it is needed.
+Needed = npt.NDArray[np.bool_]
+
+
+def needed_ranges(program: Program, needed: Mapping[str, Needed]) -> tuple[Ranges, ...] | None:
+    """For every node, the range of every label that contains all that is needed.
+
+    A range consists of whole blocks of the input.  It is all of a label of a node of which nothing
+    is needed.
+
+    Parameters
+    ----------
+    program
+        The program.
+    needed
+        By the name of an array, which of its blocks are needed, for arrays of which not all are.
+
+    Returns
+    -------
+    The ranges; None if they are all that there is.
+    """
+    count = len(program.nodes)
+    found: list[Ranges] = [()] * count
+    reads: list[list[_Read]] = [[] for _ in range(count)]
+    outputs, is_less = set(program.outputs), False
+    for index in range(count - 1, -1, -1):
+        node = program.nodes[index]
+        blocks = needed.get(node.name)
+        ranges = whole = tuple((0, label.size) for label in node.labels)
+        is_read = True
+        if blocks is not None and index not in outputs:
+            is_read = bool(reads[index]) or bool(blocks.any())
+            ranges = _ranges(node, blocks, reads[index]) if is_read else whole
+        found[index] = ranges
+        is_less |= ranges != whole or not is_read
+        for edge in node.edges if is_read else ():
+            part = _part_read(edge, ranges, program.nodes[edge.producer].shape)
+            if part is not None:
+                reads[edge.producer].append((node, edge, part))
+    return tuple(found) if is_less else None
+
+
+#: A node that reads an array, the edge by which it does, and the range along every axis.
+_Read = tuple[Node, Edge, Sequence[Range]]
+
+
+def _part_read(edge: Edge, ranges: Ranges, shape: Sequence[int]) -> Sequence[Range] | None:
+    """What iterations in some ranges read along every axis of an array; None if nothing."""
+    if edge.within is not None:
+        label, lo, hi = edge.within
+        first, last = ranges[label]
+        ranges = (*ranges[:label], (max(lo, first), min(hi, last)), *ranges[label + 1 :])
+        if ranges[label][0] >= ranges[label][1]:
+            return None
+    part = []
+    for axis, size in zip(edge.axes, shape, strict=True):
+        lo, hi = (0, size) if axis.label is None else ranges[axis.label]
+        part.append(axis.interval(lo, hi, size) if lo < hi else (0, 0))
+    is_empty = any(lo >= hi for (lo, hi), size in zip(part, shape, strict=True) if size)
+    return None if is_empty else part
+
+
+def _ranges(node: Node, needed: Needed, reads: Sequence[_Read]) -> Ranges:
+    """The needed range of every label of a node of which others read a part."""
+    ranges = [(0, label.size) for label in node.labels]
+    labels = [axis.label for axis in node.out]
+    for place, axis in enumerate(node.out):
+        number = axis.label
+        if number is None or labels.count(number) > 1:
+            continue
+        label = node.labels[number]
+        if label.role in (Role.WHOLE, Role.REDUCE) or 0 in label.cuts or 0 in node.chunks[place]:
+            continue
+        edges = bounds(node.chunks[place])
+        cuts = {axis.width * cut for cut in bounds(label.cuts)}.intersection(edges)
+        numbers = np.flatnonzero(needed.any(axis=_others(needed, place)))
+        parts = [(edges[numbers[0]], edges[numbers[-1] + 1])] if len(numbers) else []
+        for reader, edge, part in reads:
+            if edge.chunks is not None:
+                cuts.intersection_update(bounds(edge.chunks[place]))
+            # what an unchanged operation reads is in the graph only, unless a map says it
+            is_known = reader.kind is not Kind.OPAQUE or edge.axes[place].label is not None
+            if is_known or not len(numbers):
+                parts.append(part[place])
+        ends = sorted(cuts)
+        lo = ends[bisect_right(ends, min(lo for lo, _ in parts)) - 1]
+        hi = ends[bisect_left(ends, max(hi for _, hi in parts))]
+        # each part of a running reduction needs all before it
+        start = 0 if label.role is Role.SCAN else lo // axis.width
+        ranges[number] = (start, hi // axis.width)
+    return tuple(ranges)
+
+
+def _others(blocks: Needed, place: int) -> tuple[int, ...]:
+    """All axes but one."""
+    return tuple(other for other in range(blocks.ndim) if other != place)
+
+
+def is_all_needed(node: Node, ranges: Ranges, needed: Needed) -> bool:
+    """Whether all blocks of an array in some ranges are needed.
+
+    Parameters
+    ----------
+    node
+        The node of the array.
+    ranges
+        The range of every label.
+    needed
+        For every block of the array, whether it is needed.
+    """
+    places = []
+    for (lo, hi), sizes in zip(axis_ranges(node, ranges), node.chunks, strict=True):
+        edges = bounds(sizes)
+        places.append(slice(bisect_right(edges, lo) - 1, bisect_left(edges, hi)))
+    return bool(needed[tuple(places)].all())
+
+
+# --- the cropped program ---------------------------------------------------------------
+
+
+def crop(program: Program, ranges: Sequence[Ranges]) -> Program:
+    """The program of the needed ranges only.
+
+    Parameters
+    ----------
+    program
+        The program.
+    ranges
+        For every node, the needed range of every label.
+    """
+    edges, is_read = _read(program, ranges)
+    along = [axis_ranges(node, own) for node, own in zip(program.nodes, ranges, strict=True)]
+    nodes = tuple(
+        _cropped(node, own, used, along) if some else _never_read(node)
+        for node, own, used, some in zip(program.nodes, ranges, edges, is_read, strict=True)
+    )
+    return Program(nodes, program.outputs, is_part=True)
+
+
+def _read(program: Program, ranges: Sequence[Ranges]) -> tuple[list[list[Edge]], list[bool]]:
+    """For every node, the edges by which it reads something, and whether it is read itself."""
+    edges: list[list[Edge]] = [[] for _ in program.nodes]
+    is_read = [False] * len(edges)
+    for index in program.outputs:
+        is_read[index] = True
+    for index in range(len(edges) - 1, -1, -1):
+        for edge in program.nodes[index].edges if is_read[index] else ():
+            shape = program.nodes[edge.producer].shape
+            if _part_read(edge, ranges[index], shape) is not None:
+                edges[index].append(edge)
+                is_read[edge.producer] = True
+    return edges, is_read
+
+
+def _never_read(node: Node) -> Node:
+    """A node in place of one whose array is not needed: it costs nothing."""
+    sizes = zip(node.shape, node.chunks, strict=True)
+    return Node(
+        node.name,
+        node.op,
+        Kind.SOURCE,
+        tuple(Label(size, Role.FREE, cuts) for size, cuts in sizes),
+        tuple(map(AxisMap, range(len(node.shape)))),
+        node.shape,
+        node.dtype,
+        node.itemsize,
+        node.chunks,
+        work=0.0,
+        copy=node.copy,
+    )
+
+
+def _undecided(node: Node) -> Tiling:
+    """The tiling of a node whose array is not needed: the input's own chunks, on one worker."""
+    cuts = tuple((label.size,) if label.role is Role.WHOLE else label.cuts for label in node.labels)
+    work, held = Sharding.on_one(len(node.labels)), Sharding.on_one(len(node.shape))
+    return Tiling(cuts, output_chunks(node, cuts), work, held)
+
+
+def _cropped(
+    node: Node, ranges: Ranges, edges: Sequence[Edge], along: Sequence[Sequence[Range]]
+) -> Node:
+    """A node of the ranges only; `along` are, for all nodes, the ranges of the axes."""
+    labels = tuple(
+        Label(hi - lo, label.role, _within(label.cuts, lo, hi))
+        for (lo, hi), label in zip(ranges, node.labels, strict=True)
+    )
+    place = axis_ranges(node, ranges)
+    return replace(
+        node,
+        labels=labels,
+        shape=tuple(hi - lo for lo, hi in place),
+        chunks=_chunks_within(node.chunks, place),
+        stored=None if node.stored is None else _chunks_within(node.stored, place),
+        homes=_homes_within(node, place),
+        edges=tuple(_cropped_edge(edge, ranges, along[edge.producer]) for edge in edges),
+    )
+
+
+def _within(sizes: Sequence[int], lo: int, hi: int) -> tuple[int, ...]:
+    """The sizes of the pieces in a range, and of the parts in it of those at its ends."""
+    if (lo, hi) == (0, sum(sizes)):
+        return tuple(sizes)
+    pieces = ((max(start, lo), min(stop, hi)) for start, stop in pairwise(bounds(sizes)))
+    return tuple(stop - start for start, stop in pieces if start < stop)
+
+
+def _chunks_within(chunks: Chunks, place: Sequence[Range]) -> Chunks:
+    """The chunks in a range of every axis."""
+    return tuple(_within(sizes, lo, hi) for sizes, (lo, hi) in zip(chunks, place, strict=True))
+
+
+def _homes_within(node: Node, place: Sequence[Range]) -> tuple[tuple[int, ...], ...] | None:
+    """The homes of the blocks in a range of every axis."""
+    if node.homes is None:
+        return None
+    counts = tuple(map(len, node.chunks))
+    numbers = np.arange(len(node.homes)).reshape(counts)
+    blocks = []
+    for (lo, hi), sizes in zip(place, node.chunks, strict=True):
+        edges = bounds(sizes)
+        blocks.append(slice(bisect_left(edges, lo), bisect_left(edges, hi)))
+    return tuple(node.homes[number] for number in numbers[tuple(blocks)].ravel().tolist())
+
+
+def _cropped_edge(edge: Edge, ranges: Ranges, place: Sequence[Range]) -> Edge:
+    """An edge between the ranges of a node and those of the array that it reads."""
+    within = edge.within
+    if within is not None:
+        label, lo, hi = within
+        first, last = ranges[label]
+        lo, hi = (min(max(at, first), last) - first for at in (lo, hi))
+        within = (label, lo, hi)
+    return replace(
+        edge,
+        axes=tuple(_moved(axis, ranges, own) for axis, own in zip(edge.axes, place, strict=True)),
+        chunks=None if edge.chunks is None else _chunks_within(edge.chunks, place),
+        within=within,
+        picks=None if edge.picks is None else _picked(edge.picks, ranges, place),
+    )
+
+
+def _moved(axis: AxisMap, ranges: Ranges, place: Range) -> AxisMap:
+    """The map between a range of a label and one of an axis."""
+    if axis.label is None:
+        return axis
+    (first, last), lo = ranges[axis.label], place[0]
+    if axis.breaks:
+        breaks = tuple(at - lo for at in axis.breaks[first : last + 1])
+        longest = max(stop - start for start, stop in pairwise(breaks))
+        return replace(axis, breaks=breaks, step=longest, width=longest)
+    if axis.parts and (first, last, lo) != (0, axis.parts[-1][0], 0):
+        start = axis.interval(first, last, place[1])[0] - lo
+        parts = [(at - first, end - lo) for at, end in axis.parts if first < at <= last]
+        return replace(axis, parts=((0, start), *parts) if start else tuple(parts))
+    return replace(axis, start=axis.start + axis.step * first - lo)
+
+
+def _picked(picks: Picks, ranges: Ranges, place: Sequence[Range]) -> Picks:
+    """The elements in a range of an axis that the iterations in a range of the label read."""
+    (first, last), lo = ranges[picks.label], place[picks.axis][0]
+    runs, start = [], 0
+    for element, stop in picks.runs:
+        if start < last and stop > first:
+            runs.append((element - lo, min(stop, last) - first))
+        start = stop
+    return replace(picks, runs=tuple(runs))
+
+
+# --- the tiles of the whole program ----------------------------------------------------
+
+
+def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> TilingPlan | None:
+    """The plan of a cropped program for the whole one, of which it computes the same.
+
+    Parameters
+    ----------
+    plan
+        The plan of the cropped program.
+    program
+        The whole program.
+    ranges
+        For every node of the whole program, the range of every label that was not cut off.
+
+    Returns
+    -------
+    The plan; None if tiles that follow a persisted array follow only some of its blocks.
+    """
+    is_read = _read(program, ranges)[1]
+    if plan.origin is not None:
+        before, program = program, extended_as(program, plan.program, plan.origin)
+        ranges = [
+            axis_ranges(before.nodes[index], ranges[index])
+            if is_copy(node, before.nodes[index])
+            else ranges[index]
+            for node, index in zip(program.nodes, plan.origin, strict=True)
+        ]
+        is_read = [is_read[index] for index in plan.origin]
+    plan = replace(
+        plan,
+        program=program,
+        before=_without_unread(plan.before, is_read),
+        after=_without_unread(plan.after, is_read),
+    )
+    if plan.tiled is None:
+        return plan
+    tiled = plan.tiled
+    along = [axis_ranges(node, own) for node, own in zip(program.nodes, ranges, strict=True)]
+    tilings = tuple(
+        _whole(node, tiling, own) if some else _undecided(node)
+        for node, tiling, own, some in zip(
+            program.nodes, tiled.tilings, ranges, is_read, strict=True
+        )
+    )
+    kept, kept_at = dict(tiled.kept), dict(tiled.kept_at)
+    for index, chunks in tiled.kept.items():
+        around = list(map(_around, program.nodes[index].chunks, along[index]))
+        kept[index] = tuple(map(_joined, around, chunks))
+        if index in kept_at:
+            kept_at[index] = _extended(kept_at[index], around)
+    whole = replace(
+        tiled,
+        program=program,
+        tilings=tilings,
+        kept=kept,
+        kept_at=kept_at,
+        ranges=tuple(ranges),
+    )
+    return replace(plan, tiled=whole) if _follows_blocks(whole, along) else None
+
+
+def _without_unread(price: Price, is_read: Sequence[bool]) -> Price:
+    """A price without the tasks of arrays that are not computed."""
+    tasks = zip(price.tasks, is_read, strict=True)
+    return replace(price, tasks=tuple(count if some else 0 for count, some in tasks))
+
+
+#: The sizes of the pieces before and after a range.
+_Around = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _whole(node: Node, tiling: Tiling, ranges: Ranges) -> Tiling:
+    """The tiling of a whole node, with the tiles of its ranges."""
+    around = [_around(label.cuts, own) for label, own in zip(node.labels, ranges, strict=True)]
+    edges = [
+        ((), ()) if axis.label is None else _times(axis.width, around[axis.label])
+        for axis in node.out
+    ]
+    return replace(
+        tiling,
+        cuts=tuple(map(_joined, around, tiling.cuts)),
+        chunks=tuple(map(_joined, edges, tiling.chunks)),
+        work_at=None if tiling.work_at is None else _extended(tiling.work_at, around),
+        held_at=None if tiling.held_at is None else _extended(tiling.held_at, edges),
+    )
+
+
+def _around(sizes: Sequence[int], place: Range) -> _Around:
+    """The pieces before and after a range."""
+    if place == (0, sum(sizes)):
+        return (), ()
+    return _within(sizes, 0, place[0]), _within(sizes, place[1], sum(sizes))
+
+
+def _times(width: int, around: _Around) -> _Around:
+    """The pieces of an axis that the pieces of its label make."""
+    before, after = around
+    return tuple(width * size for size in before), tuple(width * size for size in after)
+
+
+def _joined(around: _Around, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The pieces in a range with those around it."""
+    return (*around[0], *sizes, *around[1])
+
+
+def _extended(where: Where, around: Sequence[_Around]) -> Where:
+    """The placement with pieces around its own, which are on the first and the last worker."""
+    if isinstance(where, Follow):
+        return where
+    dims = []
+    for share, (before, after) in zip(where.dims, around, strict=True):
+        runs = list(share.runs)
+        if runs:
+            runs[0] += len(before)
+            runs[-1] += len(after)
+        dims.append(Share(share.by, tuple(runs)))
+    return Sharding(tuple(dims), where.replicated)
+
+
+def _follows_blocks(tiled: TiledProgram, along: Sequence[Sequence[Range]]) -> bool:
+    """Whether tiles that follow a persisted array do so in all of it, not only in its ranges."""
+    nodes = tiled.program.nodes
+    work = [(tiling.work_at, tiling.cuts) for tiling in tiled.tilings]
+    held = [
+        *((tiling.held_at, tiling.chunks) for tiling in tiled.tilings),
+        *((where, tiled.kept[index]) for index, where in tiled.kept_at.items()),
+    ]
+    for number, (where, chunks) in enumerate([*work, *held]):
+        if not isinstance(where, Follow):
+            continue
+        is_work = number < len(work)
+        own = zip(where.dims, nodes[where.node].chunks, along[where.node], strict=True)
+        for dim, sizes, (lo, _) in own:
+            # without a dimension, tiles are where the first block is
+            if dim is None and (lo or (is_work and len(sizes) > 1)):
+                return False
+            if dim is not None and chunks[dim] != sizes:
+                return False
+    return True

@@ -143,6 +143,38 @@ def _svd() -> Collections:
     return [abs(u), s, abs(v)]
 
 
+def _product_rows() -> Collections:
+    x = _random((4000, 300), (100, 300))
+    return [(x @ x.T)[:400].sum(axis=0)]
+
+
+def _product_block() -> Collections:
+    x = _random((4000, 300), (100, 300))
+    return [(x @ x.T)[800:1200, 2000:]]
+
+
+def _square_rows() -> Collections:
+    x = _random((1600, 1600), (200, 200))
+    return [(x @ x)[600:800].sum()]
+
+
+def _anomalies_of_a_year() -> Collections:
+    days = _random((1460, 60, 90), (73, 30, 45))
+    return [(days - days.mean(axis=0))[365:730].std(axis=0)]
+
+
+def _months_of_files() -> Collections:
+    files = [_random((30, 60, 90), (30, 60, 90)) * number for number in range(24)]
+    joined = da.concatenate(files)
+    return [(joined[300:360] - joined.mean(axis=0)).max(axis=(1, 2))]
+
+
+def _smoothed_part() -> Collections:
+    x = _random((2000, 400), (100, 400))
+    smoothed = x.map_overlap(np.sort, depth={0: 2, 1: 0}, boundary="none")
+    return [smoothed[900:1300]]
+
+
 #: Single expressions, each on arrays of random numbers in blocks that cannot be cut otherwise.
 EXPRESSIONS: dict[str, Callable[[], Collections]] = {
     "tensordot": _tensordot,
@@ -157,6 +189,12 @@ EXPRESSIONS: dict[str, Callable[[], Collections]] = {
     "solve": _solve,
     "inverse": _inverse,
     "svd": _svd,
+    "product_rows": _product_rows,
+    "product_block": _product_block,
+    "square_rows": _square_rows,
+    "anomalies_of_a_year": _anomalies_of_a_year,
+    "months_of_files": _months_of_files,
+    "smoothed_part": _smoothed_part,
 }
 
 

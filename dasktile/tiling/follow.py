@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,11 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-#: Kinds of node whose blocks are independent of where their neighbours are.
-_KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.VIEW, Kind.SOURCE})
+#: Kinds of node whose blocks may be anywhere.
+_KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.SCAN, Kind.VIEW, Kind.SOURCE})
+
+#: Roles of the labels that may be cut as a persisted array is.
+_ROLES = frozenset({Role.FREE, Role.REDUCE, Role.SCAN, Role.PINNED})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +137,7 @@ class Followed:
     needs
         For every edge, what is read.
     partials
-        Elements of partial results that are sent between workers.
+        Elements of partial results, and of carries, that are sent between workers.
     """
 
     work: Blocks
@@ -269,7 +272,7 @@ def _reads_by_block(program: Program, node: Node) -> bool:
 def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool, by_block: bool) -> bool:
     """True where a label may have the cuts of a persisted axis, and needs its blocks alone."""
     loop = node.labels[label]
-    if loop.size != sum(sizes) or loop.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
+    if loop.size != sum(sizes) or loop.role not in _ROLES:
         return False
     if (loop.role is Role.PINNED or not retile) and loop.cuts != sizes:
         return False
@@ -346,7 +349,31 @@ def followed(
         # every other worker with a part sends it to the worker where the sum ends
         parts = np.logical_and(owned.any(axis=gone), ~first)
         partials = float(blocks(node.out, node.shape, parts, seen).volume().sum())
+    for position, label in enumerate(order):
+        if node.labels[label].role is Role.SCAN:
+            partials += _carried(node, owned, order, position, edges)
     return Followed(work, held, tuple(needs), partials)
+
+
+def _carried(
+    node: Node,
+    owned: Bools,
+    order: Sequence[int],
+    position: int,
+    edges: Mapping[int, Ints],
+) -> float:
+    """Elements of the carries that workers send each other.
+
+    `owned` says for every worker which blocks it has along the labels in `order`, of which the one
+    at `position` is scanned.
+    """
+    blocks = np.moveaxis(owned, 1 + position, 1)
+    received = (blocks[:, 1:] & ~blocks[:, :-1]).sum(axis=(0, 1))
+    for label in reversed(order):
+        if label != order[position]:
+            received = received @ np.diff(edges[label])
+    uncut = (label.size for at, label in enumerate(node.labels) if at not in order)
+    return float(received) * math.prod(uncut)
 
 
 def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:

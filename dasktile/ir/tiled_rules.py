@@ -388,7 +388,12 @@ def _followed(check: Check, where: Follow, chunks: Chunks, what: str, own: bool)
     for axis, (dim, sizes) in enumerate(zip(where.dims, array.chunks, strict=True)):
         if dim is None and len(sizes) > 1 and what == "label":
             return f"axis {axis} of {where.array!r} runs along no label; expected one"
-        if dim is not None and (not 0 <= dim < len(chunks) or chunks[dim] != sizes):
+        # the last block of a slice, a stencil or a padded array has another size
+        if dim is not None and (
+            not 0 <= dim < len(chunks)
+            or len(chunks[dim]) != len(sizes)
+            or chunks[dim][:-1] != sizes[:-1]
+        ):
             return f"{what} {dim} of {chunks} follows {where.array!r}; expected its chunks {sizes}"
     return None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Edge, Follow, Label, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
 from dasktile.tiling.boxes import BoxBuilder, Boxes, take
 from dasktile.tiling.follow import (
     Followed,
@@ -24,6 +24,7 @@ from dasktile.tiling.follow import (
     followed_copy,
     kept,
     leaders,
+    near_classes,
     resident,
 )
 from dasktile.tiling.grid import Axes, Grid, Steps, cuts_of
@@ -142,6 +143,7 @@ class Space:
 
     def __post_init__(self) -> None:
         self.leaders = leaders(self.program)
+        self.near = near_classes(self.program) if self.leaders else self.axes.members
         self.small = small_nodes(self.program, self.mesh.workers, self.settings)
         for index, node in enumerate(self.program.nodes):
             self.made.append(len(self.variables))
@@ -232,7 +234,7 @@ class Space:
         shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]
         for follow in candidates(
             self.program,
-            self.axes.members,
+            self.near,
             self.leaders,
             index,
             self.axes.free,
@@ -240,10 +242,13 @@ class Space:
         ):
             array = self.program.nodes[follow.node]
             edges = tuple(edge.axes for edge in node.edges)
-            key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes))
+            key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes), node.kind)
             if key not in self._followed:
-                # the placement of the input's own chunks is fixed, however uneven it is
-                most = limits.follow_balance if self.axes.free else math.inf
+                is_product = node.kind is Kind.CONTRACT
+                most = limits.follow_balance if is_product else limits.follow_cheap_balance
+                if not self.axes.free:
+                    # the placement of the input's own chunks is fixed, however uneven it is
+                    most = math.inf
                 self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers, most)
             blocks = self._followed[key]
             if blocks is not None:
@@ -336,9 +341,7 @@ class Space:
             needs = (held,) if second is None else (held, second)
             self._cache[key] = (Options(options), held, held, needs)
         boxed = self._cache[key]
-        follows = list(
-            kept(self.program, self.axes.members, self.leaders, index, limits.max_followed)
-        )
+        follows = list(kept(self.program, self.near, self.leaders, index, limits.max_followed))
         return Variable(
             index,
             True,

@@ -447,6 +447,6 @@ def _follows_blocks(tiled: TiledProgram, along: Sequence[Sequence[Range]]) -> bo
             # without a dimension, tiles are where the first block is
             if dim is None and (lo or (is_work and len(sizes) > 1)):
                 return False
-            if dim is not None and chunks[dim] != sizes:
+            if dim is not None and (len(chunks[dim]), chunks[dim][:-1]) != (len(sizes), sizes[:-1]):
                 return False
     return True

@@ -3,7 +3,8 @@
 A mesh gives every worker a box.  The blocks of a persisted array are on whichever workers the
 scheduler chose, and no box fits.  A node may therefore *follow* such an array: its labels along
 the array's axes have the array's cuts, and every block of work runs on the worker that has the
-array's block.
+array's block.  Of a slice, a stencil or a padded array, which is a little shorter or longer, the
+last block is; from other blocks, each block reads a few elements at its edges.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
+from dasktile.ir.disjoint import root
 from dasktile.tiling.strided import Strided, steps_of
 
 Ints = npt.NDArray[np.int64]
@@ -25,6 +28,14 @@ Floats = npt.NDArray[np.float64]
 
 #: Kinds of node whose blocks may be anywhere.
 _KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.SCAN, Kind.VIEW, Kind.SOURCE})
+
+#: The last block of an axis that follows a persisted one over its longest block, at most (chosen:
+#: longer than that by what is padded, or by a halo).
+LONGER = 1.5
+
+#: Ways of which those are tried that give each axis of a persisted array a dimension of its own
+#: (chosen: four axes of one size along the same data are rare).
+MOST_ASSIGNED = 4
 
 #: Roles of the labels that may be cut as a persisted array is.
 _ROLES = frozenset({Role.FREE, Role.REDUCE, Role.SCAN, Role.PINNED})
@@ -167,6 +178,49 @@ def leaders(program: Program) -> list[int]:
     return sorted(indices, key=lambda index: (-program.nodes[index].nbytes, index))
 
 
+def near_classes(program: Program) -> tuple[tuple[int, ...], ...]:
+    """Group labels that run along the same axis of the same data, shifted by some elements maybe.
+
+    For every node and label, its group.
+    """
+    offsets = list(accumulate((len(node.labels) for node in program.nodes), initial=0))
+    parent = list(range(offsets[-1]))
+    for index, node in enumerate(program.nodes):
+        for edge in node.edges:
+            for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
+                if made.label is None or not made.identity or not _is_shift(read):
+                    continue
+                assert read.label is not None
+                reader = root(parent, offsets[index] + read.label)
+                maker = root(parent, offsets[edge.producer] + made.label)
+                parent[max(reader, maker)] = min(reader, maker)
+    return tuple(
+        tuple(root(parent, first + label) for label in range(len(node.labels)))
+        for first, node in zip(offsets, program.nodes, strict=False)
+    )
+
+
+def _is_shift(axis: AxisMap) -> bool:
+    """Whether iterations read one element after the other, and some around it maybe."""
+    return axis.label is not None and axis.step == 1 and not axis.breaks and not axis.parts
+
+
+def cuts_along(sizes: tuple[int, ...], length: int) -> tuple[int, ...] | None:
+    """The cuts of an axis of some length that follows one that is cut into blocks.
+
+    The last block is shorter or longer; None if it would be empty, or far longer.
+
+    Parameters
+    ----------
+    sizes
+        Sizes of the blocks.
+    length
+        The length of the other axis.
+    """
+    last = length - sum(sizes[:-1])
+    return (*sizes[:-1], last) if 0 < last <= LONGER * max(sizes) else None
+
+
 def candidates(
     program: Program,
     members: Sequence[Sequence[int]],
@@ -180,7 +234,7 @@ def candidates(
     Parameters
     ----------
     program, members
-        What is tiled, and the axis classes of its labels.
+        What is tiled, and the result of :func:`near_classes`.
     leading
         The result of :func:`leaders`.
     index
@@ -197,25 +251,18 @@ def candidates(
     offered = 0
     for leader in leading:
         array = program.nodes[leader]
-        axes = [axis for axis, sizes in enumerate(array.chunks) if len(sizes) > 1]
-        matches = [
-            [
+        matches = {
+            axis: [
                 label
                 for label, klass in enumerate(members[index])
                 if klass == members[leader][axis]
-                and _cuttable(node, label, array.chunks[axis], retile, by_block)
+                and _cuttable(node, label, sizes, retile, by_block)
             ]
-            for axis in axes
-        ]
-        if not axes or not all(matches):
-            continue
-        for labels in itertools.islice(itertools.product(*matches), 4):
-            if len(set(labels)) < len(labels):
-                continue
-            dims: list[int | None] = [None] * len(array.shape)
-            for axis, label in zip(axes, labels, strict=True):
-                dims[axis] = label
-            yield Follow(array.name, leader, tuple(dims))
+            for axis, sizes in enumerate(array.chunks)
+            if len(sizes) > 1
+        }
+        for dims in _assigned(matches, len(array.shape)):
+            yield Follow(array.name, leader, dims)
             offered += 1
         if offered >= most:
             return
@@ -230,7 +277,8 @@ def kept(
 ) -> Iterator[Follow]:
     """Ways in which a node's array may be kept in the blocks of a persisted array.
 
-    The dims of each are axes of the node's array.  At most `most` arrays are followed.
+    The parameters are those of :func:`candidates`.  The dims of each are axes of the node's array.
+    At most `most` arrays are followed.
     """
     node = program.nodes[index]
     classes = [
@@ -240,17 +288,28 @@ def kept(
     offered = 0
     for leader in leading:
         array = program.nodes[leader]
-        dims: list[int | None] = [None] * len(array.shape)
-        for axis, sizes in enumerate(array.chunks):
-            if len(sizes) > 1 and members[leader][axis] in classes:
-                place = classes.index(members[leader][axis])
-                if node.shape[place] == array.shape[axis] and place not in dims:
-                    dims[axis] = place
-        if all(dims[axis] is not None for axis, sizes in enumerate(array.chunks) if len(sizes) > 1):
-            yield Follow(array.name, leader, tuple(dims))
+        matches = {
+            axis: [
+                place
+                for place, klass in enumerate(classes)
+                if klass == members[leader][axis] and cuts_along(sizes, node.shape[place])
+            ]
+            for axis, sizes in enumerate(array.chunks)
+            if len(sizes) > 1
+        }
+        for dims in _assigned(matches, len(array.shape)):
+            yield Follow(array.name, leader, dims)
             offered += 1
         if offered >= most:
             return
+
+
+def _assigned(matches: Mapping[int, Sequence[int]], axes: int) -> Iterator[tuple[int | None, ...]]:
+    """Ways to give each of some axes, of so many, another one of the dimensions that match it."""
+    for chosen in itertools.islice(itertools.product(*matches.values()), MOST_ASSIGNED):
+        if len(set(chosen)) == len(chosen):
+            along = dict(zip(matches, chosen, strict=True))
+            yield tuple(along.get(axis) for axis in range(axes))
 
 
 def _reads_by_block(program: Program, node: Node) -> bool:
@@ -270,17 +329,20 @@ def _reads_by_block(program: Program, node: Node) -> bool:
 
 
 def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool, by_block: bool) -> bool:
-    """True where a label may have the cuts of a persisted axis, and needs its blocks alone."""
+    """True where a label may have the cuts of a persisted axis, and needs about its blocks."""
     loop = node.labels[label]
-    if loop.size != sum(sizes) or loop.role not in _ROLES:
+    cuts = cuts_along(sizes, loop.size)
+    if cuts is None or loop.role not in _ROLES:
         return False
-    if (loop.role is Role.PINNED or not retile) and loop.cuts != sizes:
+    if (loop.role is Role.PINNED or not retile) and loop.cuts != cuts:
         return False
     for maps in (node.out, *(edge.axes for edge in node.edges)):
         along = [axis for axis in maps if axis.label == label]
-        if len(along) > 1 or not all(axis.identity for axis in along):
+        if len(along) > 1 or not all(map(_is_shift, along)):
             return False
-    return by_block or all(edge.within is None and edge.chunks is None for edge in node.edges)
+    if not all(axis.identity for axis in node.out if axis.label == label):
+        return False
+    return by_block or all(edge.chunks is None for edge in node.edges)
 
 
 def followed(
@@ -300,9 +362,10 @@ def followed(
     order = [label for label in range(len(node.labels)) if label in cut]
     # (workers, blocks along the followed labels in their order)
     owned = _arranged(grid, [cut[label] for label in order])
-    edges = {
-        label: np.asarray(bounds(array.chunks[axis]), dtype=np.int64) for label, axis in cut.items()
-    }
+    edges = {}
+    for label, axis in cut.items():
+        cuts = cuts_along(array.chunks[axis], node.labels[label].size)
+        edges[label] = np.asarray(bounds(cuts or ()), dtype=np.int64)
 
     def blocks(
         maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
@@ -313,7 +376,8 @@ def followed(
         steps = steps_of(maps, [label.size for label in node.labels])
         for column, (axis, size) in enumerate(zip(maps, shape, strict=True)):
             if axis.label in edges:
-                block_edges.append(edges[axis.label])
+                read, have = _read(axis, size, edges[axis.label], have, 1 + seen.index(axis.label))
+                block_edges.append(read)
             elif axis.label is None:
                 block_edges.append(np.array([0, size]))
             else:
@@ -336,7 +400,14 @@ def followed(
         read = {axis.label for axis in edge.axes}
         seen = [label for label in order if label in read]
         gone = tuple(1 + position for position, label in enumerate(order) if label not in read)
-        needs.append(blocks(edge.axes, shape, np.asarray(owned.any(axis=gone)), seen))
+        have = owned
+        if edge.within is not None and edge.within[0] in edges:
+            label, lo, hi = edge.within
+            reading = (edges[label][:-1] < hi) & (edges[label][1:] > lo)
+            shape_along = [1] * owned.ndim
+            shape_along[1 + order.index(label)] = -1
+            have = owned & reading.reshape(shape_along)
+        needs.append(blocks(edge.axes, shape, np.asarray(have.any(axis=gone)), seen))
     shown = {axis.label for axis in node.out}
     gone = tuple(1 + position for position, label in enumerate(order) if label not in shown)
     seen = [label for label in order if label in shown]
@@ -376,6 +447,21 @@ def _carried(
     return float(received) * math.prod(uncut)
 
 
+def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tuple[Ints, Bools]:
+    """Boundaries of what blocks of a label read along an axis, and which workers read each part.
+
+    `have` says which workers have the blocks, which are its axis `place`.
+    """
+    lo = np.clip(edges[:-1] + axis.start, 0, size)
+    hi = np.clip(edges[1:] + axis.start + axis.width - 1, 0, size)
+    if axis.width == 1:
+        return np.append(lo, hi[-1:]), have
+    parts = np.unique(np.concatenate([lo, hi]))
+    reads = (lo[:, None] <= parts[:-1]) & (parts[1:] <= hi[:, None])
+    read = np.tensordot(have.astype(np.int64), reads.astype(np.int64), axes=(place, 0)) > 0
+    return parts, np.moveaxis(read, -1, place)
+
+
 def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:
     """The same for an array that is kept in the blocks of a persisted array."""
     grid = _owners(array, workers)
@@ -383,7 +469,7 @@ def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Foll
     places = sorted(cut)
     owned = _arranged(grid, [cut[place] for place in places])
     edges = tuple(
-        np.asarray(bounds(array.chunks[cut[place]]), dtype=np.int64)
+        np.asarray(bounds(cuts_along(array.chunks[cut[place]], size) or ()), dtype=np.int64)
         if place in cut
         else np.array([0, size])
         for place, size in enumerate(node.shape)

@@ -35,6 +35,7 @@ from dasktile.ir import (
 from dasktile.report.formatting import format_excess, format_limit
 from dasktile.tiling.candidates import Space, array_labels
 from dasktile.tiling.conversion import Conversions, conversion_of
+from dasktile.tiling.follow import cuts_along
 from dasktile.tiling.grid import Grid, cuts_of, sizes, split
 from dasktile.tiling.options import Option
 from dasktile.tiling.settings import Settings
@@ -219,7 +220,7 @@ class Splitter:
             along = {place: axis for axis, place in enumerate(option.follow.dims)
                      if place is not None}  # fmt: skip
             fixed = tuple(
-                leader.chunks[along[place]] if place in along else cuts
+                cuts_along(leader.chunks[along[place]], lengths[place]) if place in along else cuts
                 for place, cuts in enumerate(fixed)
             )
         mesh_parts = tuple(

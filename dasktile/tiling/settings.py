@@ -82,8 +82,11 @@ class CandidateLimits:
     balance_slack
         Factor over the best balance that is allowed in that case (chosen).
     follow_balance
-        The same limit where a node follows a persisted array.  It is above `balance`, since
+        The same limit where a product follows a persisted array.  It is above `balance`, since
         following moves nothing (chosen).
+    follow_cheap_balance
+        The same limit for other operations, which take less time than sending their inputs, and
+        which Dask runs where these are (chosen).
     max_followed
         Persisted arrays that one node may follow, the largest ones first.
     small_share
@@ -109,6 +112,7 @@ class CandidateLimits:
     balance: float = 1.1
     balance_slack: float = 1.02
     follow_balance: float = 1.5
+    follow_cheap_balance: float = 3.0
     max_followed: int = 4
     small_share: float = 0.05
     scatter_axes: int = 2

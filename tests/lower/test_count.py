@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import api, choice, planning
+from dasktile import api, choice, needs
 from dasktile.capture import culling
 from dasktile.cluster.target import Machine
 from dasktile.lower.count import count_tasks
@@ -105,7 +105,7 @@ def test_it_is_found_out_once_which_blocks_are_needed(monkeypatch: pytest.Monkey
         calls.append(1)
         return culling.needed_blocks(*arguments)
 
-    monkeypatch.setattr(planning, "needed_blocks", needed_blocks)
+    monkeypatch.setattr(needs, "needed_blocks", needed_blocks)
     x = da.from_array(np.ones((400, 400)), chunks=40).map_blocks(np.cos)
     dasktile.optimize((x[:200] + x[:, :200].T).sum(axis=0), workers=4)
     # for the results, and for all arrays

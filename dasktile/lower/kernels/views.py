@@ -290,11 +290,16 @@ def _join(kernel: Concatenate, context: LoweringContext) -> EmittedLayers:
     return emitted
 
 
-def _joined_at(work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequence[int]) -> Where:
-    """Where the windows of one joined array are needed: only by `blocks` of the label."""
+def _joined_at(
+    work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequence[int]
+) -> Where | None:
+    """Where the windows of one joined array are needed: only by `blocks` of the label.
+
+    None where no name can say it: they follow blocks of other numbers than theirs.
+    """
     needed = work.seen([axis.label for axis in axes])
     if isinstance(needed, Follow):
-        return needed
+        return needed if list(blocks) == list(range(len(blocks))) else None
     return Sharding(
         tuple(
             share.grouped([[block] for block in blocks]) if axis.label == label else share

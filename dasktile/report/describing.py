@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from dasktile.ir import Chunks, Sharding
+from dasktile.ir import Chunks, Range, Sharding, axis_ranges
 from dasktile.report.dimensions import with_dimensions
 from dasktile.report.explanation import Explanation
 from dasktile.report.rows import NodeReport
@@ -151,6 +151,7 @@ def describe_plan(
             positions=_positions(plan),
             layers=layers.get(index, ()),
             variables=() if node.copy else variables.get(node.name, ()),
+            needed=_needed_part(plan, index),
         )
         for index, node in enumerate(plan.program.nodes)
     )
@@ -276,6 +277,15 @@ def _unknown_row(array: UnknownArray, variables: Mapping[str, tuple[str, ...]]) 
         inputs=(),
         variables=variables.get(array.name, ()),
     )
+
+
+def _needed_part(plan: TilingPlan, index: int) -> tuple[Range, ...] | None:
+    """The range of every axis that contains all that is needed; None if that is everything."""
+    if plan.tiled is None or plan.tiled.ranges is None:
+        return None
+    node = plan.program.nodes[index]
+    part = axis_ranges(node, plan.tiled.ranges[index])
+    return None if part == tuple((0, size) for size in node.shape) else part
 
 
 def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chunks:

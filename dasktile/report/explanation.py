@@ -15,7 +15,14 @@ from dasktile.report import svg as picture
 from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
 from dasktile.report.page import save_report
 from dasktile.report.plan import PlanReport
-from dasktile.report.rows import boxes, busiest_rows, html_table, kept_lines, text_table
+from dasktile.report.rows import (
+    boxes,
+    busiest_rows,
+    html_table,
+    kept_lines,
+    needed_lines,
+    text_table,
+)
 from dasktile.report.summary import summary
 
 #: Rows that ``print`` shows of a table that has more than `_OPEN_ROWS`: those that move most.
@@ -141,8 +148,8 @@ class Explanation(PlanReport):
             As :meth:`table`.
         """
         table = self.table(largest=largest, min_bytes=min_bytes, full_names=full_names)
-        kept = kept_lines(self.nodes, self.verdict)
-        parts = ["\n".join(map(wrapped, summary(self))), table, "\n".join(map(wrapped, kept))]
+        notes = [*kept_lines(self.nodes, self.verdict), *needed_lines(self.nodes)]
+        parts = ["\n".join(map(wrapped, summary(self))), table, "\n".join(map(wrapped, notes))]
         return "\n\n".join(part for part in parts if part)
 
     def __str__(self) -> str:
@@ -162,12 +169,13 @@ class Explanation(PlanReport):
     def _repr_html_(self) -> str:
         if not self.nodes:
             return page.block(page.lines(summary(self)))
-        kept = kept_lines(self.nodes, self.verdict)
+        kept, needed = kept_lines(self.nodes, self.verdict), needed_lines(self.nodes)
         return page.block(
             page.lines(summary(self)),
             self._key_numbers(),
             html_table(self.nodes, len(self.nodes) <= _OPEN_ROWS),
             page.folded(kept[0], page.lines(kept[1:]), len(kept) <= _OPEN_REASONS) if kept else "",
+            page.folded(needed[0], page.lines(needed[1:]), False) if needed else "",
         )
 
     def _key_numbers(self) -> str:

@@ -91,6 +91,9 @@ class NodeReport:
         Names of the variables of the explained xarray objects that have this array; those of a
         tree begin with the path of their node, and those that several objects have with the
         position of their object, as in ``2nd tas``.
+    needed
+        The range of every axis that contains all that is computed, (start, stop); None if that is
+        the whole array, or if the graph is the input's own.
     """
 
     name: str
@@ -111,6 +114,7 @@ class NodeReport:
     positions: int = 0
     layers: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    needed: tuple[tuple[int, int], ...] | None = None
 
 
 def busiest_rows(
@@ -207,6 +211,23 @@ def kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
     for reason, members in groups.items():
         names = [row_name(index, nodes[index]) for index in members]
         lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {reason}")
+    return lines
+
+
+def needed_lines(nodes: Sequence[NodeReport]) -> list[str]:
+    """Of which arrays only a part is needed, a title and a line for each such part."""
+    groups: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        if node.needed is not None:
+            sizes = zip(node.needed, node.shape, strict=True)
+            slices = [":" if part == (0, size) else "{}:{}".format(*part) for part, size in sizes]
+            groups.setdefault(f"[{', '.join(slices)}]", []).append(index)
+    if not groups:
+        return []
+    lines = ["only parts are needed:"]
+    for part, members in groups.items():
+        names = [row_name(index, nodes[index]) for index in members]
+        lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {part}")
     return lines
 
 

@@ -210,6 +210,9 @@ def test_compare_counts_what_explain_counts(monkeypatch: pytest.MonkeyPatch) -> 
     comparison, explanation = dasktile.compare(array), dasktile.explain(array)
     assert comparison["none"].bytes == explanation.bytes_before
     assert comparison.lower_bound == explanation.lower_bound
+    [product] = [node for node in explanation.nodes if node.op == "matmul"]
+    assert product.needed == ((0, 800), (0, ROWS))
+    assert "only parts are needed:\n  2 matmul: [0:800, :]" in str(explanation)
 
 
 def test_a_limit_is_refused_by_what_is_needed() -> None:

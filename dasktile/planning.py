@@ -398,25 +398,33 @@ def plan_request(
     options["final"] = _required_chunks(request, captured)
     needs = needs_of(request, captured) if other is None else other.needs
 
-    def decide(limit: int | None) -> TilingPlan:
-        nonlocal needs
+    def decide(needs: Needs, limit: int | None) -> TilingPlan | None:
         ranges = needs.ranges
         plan = tile(captured, target, request.method, limit, ranges, settings=settings, **options)
-        whole = plan if ranges is None else tiling.uncropped(plan, captured.program, ranges)
-        if whole is None:
-            needs = replace(needs, ranges=None, is_whole=False)
-            return decide(limit)
-        _verify(request, whole, limit)
+        _verify(request, plan, limit)
+        if ranges is None:
+            return plan
+        whole = tiling.uncropped(plan, captured.program, ranges)
+        if whole is not None:
+            _verify(request, whole, limit)
         return whole
 
-    try:
-        plan = decide(limit)
-    except tiling.MemoryLimitError:
-        if target.limit_given:
-            raise
-        # the limit is a default, so it is better exceeded than met by the smallest tiles
-        limit = None
-        plan = decide(limit)
+    def planned(needs: Needs) -> TilingPlan | None:
+        nonlocal limit
+        try:
+            return decide(needs, limit)
+        except tiling.MemoryLimitError:
+            if target.limit_given:
+                raise
+            # the limit is a default, so it is better exceeded than met by the smallest tiles
+            limit = None
+            return decide(needs, limit)
+
+    plan = planned(needs)
+    if plan is None:
+        needs = replace(needs, ranges=None, is_whole=False)
+        plan = planned(needs)
+        assert plan is not None
     if plan.origin is not None:
         captured = extend(captured, plan.program, plan.origin)
     if needs.needed and plan.tiled is not None:
@@ -451,7 +459,7 @@ def with_premise(request: Request, planned: PlannedRequest, exact: bool = True) 
         As in `counts_unneeded`.
     """
     plan = planned.plan
-    if not plan.lower_bound:
+    if not plan.lower_bound and planned.needs.is_whole is None:
         return plan
     unneeded = counts_unneeded(request, planned.captured, planned.needs, exact)
     return replace(plan, counts_unneeded=unneeded)

@@ -300,9 +300,7 @@ def _memory(check: Check, index: int) -> Fault:
         return None
     longest = []
     for (lo, hi), sizes in zip(check.ranges(index), check.tiling(index).cuts, strict=True):
-        ends = [0, *accumulate(sizes)]
-        needed = [stop - start for start, stop in pairwise(ends) if start < hi and stop > lo]
-        longest.append(max(needed, default=0))
+        longest.append(max(_inside(sizes, lo, hi), default=0))
     need = node.itemsize
     for axis, size in zip(node.out, node.shape, strict=True):
         need *= size if axis.label is None else axis.width * longest[axis.label]
@@ -427,11 +425,10 @@ def _divided(
                 f"runs that have each of {len(sizes)} blocks once"
             )
         # a part ends at the tile or at the fixed chunk nearest to an even share
-        (first, last), step = (
-            ranges[place],
-            max(check.cells.get(sum(sizes), 0), *sizes, *made[place]),
-        )
+        first, last = ranges[place]
         size = last - first
+        pieces = [*_inside(sizes, first, last), *_inside(made[place], first, last)]
+        step = max([check.cells.get(sum(sizes), 0), *pieces])
         ends = [min(max(end, first), last) for end in _ends(share, sizes)]
         largest = max(hi - lo for lo, hi in pairwise(ends))
         if largest > size / parts * (1 + ROUNDING) + step:
@@ -440,6 +437,12 @@ def _divided(
                 f"{parts}; expected at most an even share and {step} more"
             )
     return None
+
+
+def _inside(sizes: Sequence[int], lo: int, hi: int) -> list[int]:
+    """The sizes of the pieces that are in a range, in part at least."""
+    ends = pairwise(accumulate(sizes, initial=0))
+    return [stop - start for start, stop in ends if start < hi and stop > lo]
 
 
 def _ends(share: Share, sizes: Sequence[int]) -> list[int]:

@@ -221,7 +221,8 @@ def needed_lines(nodes: Sequence[NodeReport]) -> list[str]:
         if node.needed is not None:
             sizes = zip(node.needed, node.shape, strict=True)
             slices = [":" if part == (0, size) else "{}:{}".format(*part) for part, size in sizes]
-            groups.setdefault(f"[{', '.join(slices)}]", []).append(index)
+            part = "nothing" if (0, 0) in node.needed else f"[{', '.join(slices)}]"
+            groups.setdefault(part, []).append(index)
     if not groups:
         return []
     lines = ["only parts are needed:"]

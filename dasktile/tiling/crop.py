@@ -48,8 +48,8 @@ Needed = npt.NDArray[np.bool_]
 def needed_ranges(program: Program, needed: Mapping[str, Needed]) -> tuple[Ranges, ...] | None:
     """For every node, the range of every label that contains all that is needed.
 
-    A range consists of whole blocks of the input.  It is all of a label of a node of which nothing
-    is needed.
+    A range consists of whole blocks of the input.  Those of a node of which nothing is needed are
+    empty.
 
     Parameters
     ----------
@@ -73,14 +73,25 @@ def needed_ranges(program: Program, needed: Mapping[str, Needed]) -> tuple[Range
         is_read = True
         if blocks is not None and index not in outputs:
             is_read = bool(reads[index]) or bool(blocks.any())
-            ranges = _ranges(node, blocks, reads[index]) if is_read else whole
+            ranges = _ranges(node, blocks, reads[index]) if is_read else _nothing(node)
+            is_read = ranges == () or ranges != _nothing(node)
         found[index] = ranges
-        is_less |= ranges != whole or not is_read
+        is_less |= ranges != whole
         for edge in node.edges if is_read else ():
             part = _part_read(edge, ranges, program.nodes[edge.producer].shape)
             if part is not None:
                 reads[edge.producer].append((node, edge, part))
     return tuple(found) if is_less else None
+
+
+def _nothing(node: Node) -> Ranges:
+    """The ranges of a node of which nothing is needed."""
+    return ((0, 0),) * len(node.labels)
+
+
+def _is_read(node: Node, ranges: Ranges) -> bool:
+    """Whether something is needed of a node; a node without labels is taken for needed."""
+    return ranges != _nothing(node) or not any(label.size for label in node.labels)
 
 
 #: A node that reads an array, the edge by which it does, and the range along every axis.
@@ -171,43 +182,37 @@ def crop(program: Program, ranges: Sequence[Ranges]) -> Program:
     ranges
         For every node, the needed range of every label.
     """
-    edges, is_read = _read(program, ranges)
     along = [axis_ranges(node, own) for node, own in zip(program.nodes, ranges, strict=True)]
     nodes = tuple(
-        _cropped(node, own, used, along) if some else _never_read(node)
-        for node, own, used, some in zip(program.nodes, ranges, edges, is_read, strict=True)
+        _cropped(node, own, _edges_read(program, index, own), along)
+        if _is_read(node, own)
+        else _never_read(node)
+        for index, (node, own) in enumerate(zip(program.nodes, ranges, strict=True))
     )
     return Program(nodes, program.outputs, is_part=True)
 
 
-def _read(program: Program, ranges: Sequence[Ranges]) -> tuple[list[list[Edge]], list[bool]]:
-    """For every node, the edges by which it reads something, and whether it is read itself."""
-    edges: list[list[Edge]] = [[] for _ in program.nodes]
-    is_read = [False] * len(edges)
-    for index in program.outputs:
-        is_read[index] = True
-    for index in range(len(edges) - 1, -1, -1):
-        for edge in program.nodes[index].edges if is_read[index] else ():
-            shape = program.nodes[edge.producer].shape
-            if _part_read(edge, ranges[index], shape) is not None:
-                edges[index].append(edge)
-                is_read[edge.producer] = True
-    return edges, is_read
+def _edges_read(program: Program, index: int, ranges: Ranges) -> list[bool]:
+    """For every edge of a node, whether iterations in the ranges read something."""
+    return [
+        _part_read(edge, ranges, program.nodes[edge.producer].shape) is not None
+        for edge in program.nodes[index].edges
+    ]
 
 
 def _never_read(node: Node) -> Node:
     """A node in place of one whose array is not needed: it costs nothing."""
-    sizes = zip(node.shape, node.chunks, strict=True)
+    ones = (1,) * len(node.shape)
     return Node(
         node.name,
         node.op,
         Kind.SOURCE,
-        tuple(Label(size, Role.FREE, cuts) for size, cuts in sizes),
-        tuple(map(AxisMap, range(len(node.shape)))),
-        node.shape,
+        tuple(Label(1, Role.FREE, (1,)) for _ in ones),
+        tuple(map(AxisMap, range(len(ones)))),
+        ones,
         node.dtype,
         node.itemsize,
-        node.chunks,
+        ((1,),) * len(ones),
         work=0.0,
         copy=node.copy,
     )
@@ -221,9 +226,12 @@ def _undecided(node: Node) -> Tiling:
 
 
 def _cropped(
-    node: Node, ranges: Ranges, edges: Sequence[Edge], along: Sequence[Sequence[Range]]
+    node: Node, ranges: Ranges, is_read: Sequence[bool], along: Sequence[Sequence[Range]]
 ) -> Node:
-    """A node of the ranges only; `along` are, for all nodes, the ranges of the axes."""
+    """A node of the ranges only, without the edges that are not read.
+
+    `along` are, for all nodes, the ranges of the axes.
+    """
     labels = tuple(
         Label(hi - lo, label.role, _within(label.cuts, lo, hi))
         for (lo, hi), label in zip(ranges, node.labels, strict=True)
@@ -236,7 +244,11 @@ def _cropped(
         chunks=_chunks_within(node.chunks, place),
         stored=None if node.stored is None else _chunks_within(node.stored, place),
         homes=_homes_within(node, place),
-        edges=tuple(_cropped_edge(edge, ranges, along[edge.producer]) for edge in edges),
+        edges=tuple(
+            _cropped_edge(edge, ranges, along[edge.producer])
+            for edge, read in zip(node.edges, is_read, strict=True)
+            if read
+        ),
     )
 
 
@@ -262,7 +274,9 @@ def _homes_within(node: Node, place: Sequence[Range]) -> tuple[tuple[int, ...], 
     blocks = []
     for (lo, hi), sizes in zip(place, node.chunks, strict=True):
         edges = bounds(sizes)
-        blocks.append(slice(bisect_left(edges, lo), bisect_left(edges, hi)))
+        # an axis with empty blocks is never cut
+        is_whole = (lo, hi) == (0, edges[-1])
+        blocks.append(slice(None) if is_whole else slice(edges.index(lo), edges.index(hi)))
     return tuple(node.homes[number] for number in numbers[tuple(blocks)].ravel().tolist())
 
 
@@ -329,16 +343,17 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
     -------
     The plan; None if tiles that follow a persisted array follow only some of its blocks.
     """
-    is_read = _read(program, ranges)[1]
     if plan.origin is not None:
-        before, program = program, extended_as(program, plan.program, plan.origin)
+        before, part, origin = program, plan.program, plan.origin
+        edges = [_edges_read(before, index, own) for index, own in enumerate(ranges)]
+        program = extended_as(before, part, origin, edges)
         ranges = [
             axis_ranges(before.nodes[index], ranges[index])
-            if is_copy(node, before.nodes[index])
+            if is_copy(part, number, origin)
             else ranges[index]
-            for node, index in zip(program.nodes, plan.origin, strict=True)
+            for number, index in enumerate(origin)
         ]
-        is_read = [is_read[index] for index in plan.origin]
+    is_read = [_is_read(node, own) for node, own in zip(program.nodes, ranges, strict=True)]
     plan = replace(
         plan,
         program=program,
@@ -369,7 +384,7 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
         kept_at=kept_at,
         ranges=tuple(ranges),
     )
-    return replace(plan, tiled=whole) if _follows_blocks(whole, along) else None
+    return replace(plan, tiled=whole) if _follows_blocks(whole, ranges, along) else None
 
 
 def _without_unread(price: Price, is_read: Sequence[bool]) -> Price:
@@ -430,23 +445,37 @@ def _extended(where: Where, around: Sequence[_Around]) -> Where:
     return Sharding(tuple(dims), where.replicated)
 
 
-def _follows_blocks(tiled: TiledProgram, along: Sequence[Sequence[Range]]) -> bool:
+def _follows_blocks(
+    tiled: TiledProgram, ranges: Sequence[Ranges], along: Sequence[Sequence[Range]]
+) -> bool:
     """Whether tiles that follow a persisted array do so in all of it, not only in its ranges."""
     nodes = tiled.program.nodes
-    work = [(tiling.work_at, tiling.cuts) for tiling in tiled.tilings]
-    held = [
-        *((tiling.held_at, tiling.chunks) for tiling in tiled.tilings),
-        *((where, tiled.kept[index]) for index, where in tiled.kept_at.items()),
+    work = [
+        (tiling.work_at, tiling.cuts, own)
+        for tiling, own in zip(tiled.tilings, ranges, strict=True)
     ]
-    for number, (where, chunks) in enumerate([*work, *held]):
+    held = [
+        *(
+            (tiling.held_at, tiling.chunks, own)
+            for tiling, own in zip(tiled.tilings, along, strict=True)
+        ),
+        *((where, tiled.kept[index], along[index]) for index, where in tiled.kept_at.items()),
+    ]
+    for number, (where, chunks, place) in enumerate([*work, *held]):
         if not isinstance(where, Follow):
             continue
-        is_work = number < len(work)
         own = zip(where.dims, nodes[where.node].chunks, along[where.node], strict=True)
         for dim, sizes, (lo, _) in own:
-            # without a dimension, tiles are where the first block is
-            if dim is None and (lo or (is_work and len(sizes) > 1)):
-                return False
-            if dim is not None and (len(chunks[dim]), chunks[dim][:-1]) != (len(sizes), sizes[:-1]):
+            # without a dimension, tiles are where the first block is; work on several blocks, of
+            # which one was in the range, has none for the others
+            if dim is None:
+                if lo or (number < len(work) and len(sizes) > 1):
+                    return False
+            elif place[dim][0] != lo or not _are_alike(chunks[dim], sizes):
                 return False
     return True
+
+
+def _are_alike(cuts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether an axis is cut as a persisted array is, but for the end of the last block."""
+    return len(cuts) == len(sizes) and tuple(cuts[:-1]) == tuple(sizes[:-1])

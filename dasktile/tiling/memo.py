@@ -139,13 +139,9 @@ def _tiled(
     def known(where: Mapping[int, Where]) -> dict[int, Where]:
         return {index: named(at) or at for index, at in where.items()}
 
-    return TiledProgram(
-        program,
-        tiled.mesh,
-        tuple(map(placed, tiled.tilings)),
-        dict(tiled.kept),
-        known(tiled.kept_at),
-        dict(tiled.final),
-        tiled.planned_for,
-        tiled.ranges,
+    return replace(
+        tiled,
+        program=program,
+        tilings=tuple(map(placed, tiled.tilings)),
+        kept_at=known(tiled.kept_at),
     )

@@ -93,35 +93,53 @@ def extend(program: Program, replicas: Sequence[Replica]) -> ExtendedProgram:
     return ExtendedProgram(more, tuple(origin), tuple(added))
 
 
-def is_copy(node: Node, of: Node) -> bool:
-    """Whether a node that was added for a replica copies an array, and does not recompute it."""
-    return node.op == "copy" and node.copy > of.copy
+def is_copy(program: Program, index: int, origin: Sequence[int]) -> bool:
+    """Whether a node was added to copy an array, and not to recompute one.
+
+    Parameters
+    ----------
+    program, index
+        A program with replicas, and one of its nodes.
+    origin
+        As in `ExtendedProgram`.
+    """
+    edges = program.nodes[index].edges
+    return len(edges) == 1 and origin[edges[0].producer] == origin[index]
 
 
-def extended_as(program: Program, other: Program, origin: Sequence[int]) -> Program:
+def extended_as(
+    program: Program, part: Program, origin: Sequence[int], is_read: Sequence[Sequence[bool]]
+) -> Program:
     """A program with the replicas that a part of it has.
 
     Parameters
     ----------
     program
         A program without replicas.
-    other, origin
-        The part with replicas, in which some edges may be left out, and for every node of it the
-        index in `program` of the same node, or of the node that it is a replica of.
+    part, origin
+        The part with replicas, and for every node of it the index in `program` of the same node, or
+        of the node that it is a replica of.
+    is_read
+        For every node of `program`, which of its edges the part has.
     """
     nodes = []
-    for node, index in zip(other.nodes, origin, strict=True):
-        same, read = program.nodes[index], [edge.producer for edge in node.edges]
-        if is_copy(node, same):
-            nodes.append(_copy(same, read[0], node.copy - same.copy))
+    for number, (node, index) in enumerate(zip(part.nodes, origin, strict=True)):
+        same, reads = program.nodes[index], iter(node.edges)
+        if is_copy(part, number, origin):
+            nodes.append(_copy(same, node.edges[0].producer, node.copy - same.copy))
             continue
-        edges = []
-        for edge in same.edges:
-            is_read = bool(read) and origin[read[0]] == edge.producer
-            producer = read.pop(0) if is_read else origin.index(edge.producer)
-            edges.append(replace(edge, producer=producer))
-        nodes.append(replace(same, edges=tuple(edges), copy=node.copy))
-    return Program(tuple(nodes), other.outputs)
+        # a node that is not needed has no edges in the part
+        edges = tuple(
+            replace(
+                edge,
+                producer=next(reads).producer
+                if read and node.edges
+                else origin.index(edge.producer),
+            )
+            for edge, read in zip(same.edges, is_read[index], strict=True)
+        )
+        nodes.append(replace(same, edges=edges, copy=node.copy))
+    return Program(tuple(nodes), part.outputs)
 
 
 def _copy(node: Node, source: int, number: int) -> Node:

@@ -14,7 +14,7 @@ import pytest
 import dasktile
 from dasktile import tiling
 from dasktile.capture.highlevel import capture
-from dasktile.ir import Program
+from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role
 from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.schedule.placement import decode
 from tests.support import plan_for_workers
@@ -223,3 +223,64 @@ def test_a_limit_is_refused_by_what_is_needed() -> None:
         dasktile.optimize(product, **limit)
     part = dasktile.optimize(product[:500, :500], **limit)
     np.testing.assert_array_equal(part[0, :10].compute(scheduler="sync"), np.full(10, 4000.0))
+
+
+@pytest.mark.parametrize("bundle", [0, 32])
+def test_slices_of_one_expression_are_merged(bundle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need other tasks of layers that would have the same names."""
+    plan_for_workers(monkeypatch, 4)
+    values = np.random.default_rng(0).random((4000, 60))
+    x = da.from_array(values, chunks=(1000, 60))
+    product = (x * 2) @ x.T
+    parts = [slice(0, 100), slice(500, 600), slice(50, 2500)]
+    with dask.config.set({"dasktile.bundle": bundle, "dasktile.cost.task-bytes": 1}):
+        planned = [dasktile.optimize(product[part]) for part in parts]
+    for part, found in zip(parts, dask.compute(*planned, scheduler="sync"), strict=True):
+        np.testing.assert_allclose(found, 2 * values[part] @ values.T)
+
+
+def test_nothing_is_counted_of_arrays_that_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch, 4)
+    joined = da.concatenate([matrix() + 1, matrix() @ drawn((INNER, INNER), (INNER, INNER))])
+    explanation = dasktile.explain((joined[:4000] @ drawn((INNER, 64), (INNER, 64))).T)
+    assert explanation.bytes_after and not explanation.counts_unneeded
+    [left_out] = [node for node in explanation.nodes if node.shape == (ROWS, INNER)][-1:]
+    assert left_out.needed == ((0, 0), (0, 0)) and not left_out.tasks_after
+    assert ": nothing" in str(explanation)
+
+
+def test_one_of_two_reads_of_an_array_is_left_out() -> None:
+    x = matrix() + 1
+    program, ranges = ranges_of(da.concatenate([x, x])[ROWS:] + 1, slice(None))
+    assert ranges is not None
+    part = tiling.crop(program, ranges)
+    verify_program(part)
+    join = [node.op for node in program.nodes].index("concatenate")
+    assert len(program.nodes[join].edges) == 2 and len(part.nodes[join].edges) == 1
+    plan = tiling.tile(part, workers=4, placed=True, force=True)
+    whole = tiling.uncropped(plan, program, ranges)
+    assert whole is not None and whole.tiled is not None
+    assert [edge.producer for edge in whole.program.nodes[join].edges] == [join - 1, join - 1]
+    verify_tiled(whole.tiled)
+
+
+def test_homes_of_empty_blocks_stay() -> None:
+    labels = (Label(40, Role.PINNED, (10, 10, 10, 10)), Label(8, Role.PINNED, (8, 0)))
+    maps = (AxisMap(0), AxisMap(1))
+    homes = tuple((number % 3,) for number in range(8))
+    chunks = ((10,) * 4, (8, 0))
+    array = Node("x", "x", Kind.SOURCE, labels, maps, (40, 8), "f8", 8, chunks, homes=homes)
+    free = tuple(Label(label.size, Role.FREE, label.cuts) for label in labels)
+    add = Node("y", "y", Kind.MAP, free, maps, (40, 8), "f8", 8, chunks, (Edge(0, maps),))
+    view = (Label(10, Role.FREE, (10,)), free[1])
+    read = (AxisMap(0, 20), AxisMap(1))
+    out = ((10,), (8, 0))
+    part = Node("z", "z", Kind.VIEW, view, maps, (10, 8), "f8", 8, out, (Edge(1, read),))
+    program = Program((array, add, part), (2,))
+    nothing = {name: np.zeros((4, 2), bool) for name in "xy"}
+    ranges = tiling.needed_ranges(program, nothing)
+    assert ranges is not None
+    cropped = tiling.crop(program, ranges)
+    verify_program(cropped)
+    assert cropped.nodes[0].homes == homes[4:6]
+    assert cropped.nodes[0].chunks == ((10,), (8, 0))

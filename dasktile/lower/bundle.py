@@ -34,7 +34,8 @@ from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name, token_of, without_names
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.run_order import live_bytes
-from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs
+from dasktile.lower.runs import Run, RunLimits, form_runs
+from dasktile.lower.task_table import TaskTable
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged, predicted_bytes
 from dasktile.schedule.placement import MARK, Placement, decode
 from dasktile.schedule.ranks import BUNDLE

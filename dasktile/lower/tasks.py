@@ -36,9 +36,9 @@ from dasktile.lower.names import whole_layer_name, without_names
 from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.lower.places import places_of
 from dasktile.lower.run_order import Edges
-from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
+from dasktile.lower.task_table import TaskTable
 from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dasktile.lower.runs import CLIENT, Run, RunLimits, TaskTable, form_runs, task_phases
+from dasktile.lower.runs import CLIENT, Run, RunLimits, form_runs
+from dasktile.lower.task_table import TaskTable, task_phases
 
 
 def table(reads: list[list[int]], homes: Any = 0, size: int = 1, **more: Any) -> TaskTable:

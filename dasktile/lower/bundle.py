@@ -8,6 +8,10 @@ tasks that return a part of the tuple, so that no other part is sent.  Where the
 blocks of outputs itself, it gets tuples of them: one pick for all, or the bundle.  Their own tasks
 are in the graph nevertheless, but nothing asks for them (:mod:`dasktile.lower.gathered`).
 
+Here it is decided whether there are bundles, and in which form.
+:mod:`dasktile.lower.bundle_layout` gives them keys, and :mod:`dasktile.lower.bundle_graph` writes
+the graph.
+
 Dask fuses neither bundles nor picks with their readers: a pick that is fused with its reader
 would run on the reader's worker, which would receive the whole tuple.
 
@@ -17,33 +21,23 @@ has a key of its own, and so have the outputs whose names are not given.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
-from dasktile._compat.dask import FUSE, Alias, Task, TaskRef, missing
+from dasktile._compat.dask import FUSE, missing
 from dasktile.capture.references import head_of
-from dasktile.ir import by_position
-from dasktile.lower.anchored import Anchored, anchor_tasks
-from dasktile.lower.bundle_tasks import Path, keys_in, pick, run_bundle
+from dasktile.lower.bundle_graph import graph_with_bundles, memory_of_bundles
+from dasktile.lower.bundle_layout import BundleLayout
 from dasktile.lower.gathered import Part
-from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name, token_of, without_names
-from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
-from dasktile.lower.run_order import live_bytes
+from dasktile.lower.placed import GraphMemory
 from dasktile.lower.runs import Run, RunLimits, form_runs
 from dasktile.lower.task_table import TaskTable
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged, predicted_bytes
-from dasktile.schedule.placement import MARK, Placement, decode
-from dasktile.schedule.ranks import BUNDLE
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 
 Key = Any
-
-#: Longest tuple in a bundle's value.  ``dask.sizeof`` measures a random sample of longer ones.
-_MAX_TUPLE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,27 +211,31 @@ class _Unbundled:
     def bundled(self, runs: Sequence[Run]) -> Bundled:
         """The graph with these bundles; without bundles if they gain nothing."""
         if runs:
-            written = _Written(self, runs)
-            new = written.graph()
-            outputs = {written.names.get(name, name) for name in self.tasks.wanted}
-            if _most_tasks(new, outputs, written.taken) < sum(self.table.counts):
-                return self.result(written, new)
+            layout = self.layout(runs)
+            new = graph_with_bundles(layout)
+            outputs = {layout.names.get(name, name) for name in self.tasks.wanted}
+            if _most_tasks(new, outputs, layout.taken) < sum(self.table.counts):
+                return self.result(layout, new)
         if not (self.tasks.needs_names or self.form.in_steps):
             return Bundled(self.graph, source=self)
         # no bundles, but names that give homes, or ranks
-        written = _Written(self, ())
-        return self.result(written, written.graph())
+        layout = self.layout(())
+        return self.result(layout, graph_with_bundles(layout))
 
-    def result(self, written: _Written, graph: HighLevelGraph) -> Bundled:
+    def layout(self, runs: Sequence[Run]) -> BundleLayout:
+        """The keys of a graph with these bundles."""
+        return BundleLayout(self.tasks, self.table, runs, self.named, self.form.in_steps)
+
+    def result(self, layout: BundleLayout, graph: HighLevelGraph) -> Bundled:
         """A graph that was written."""
         return Bundled(
             graph,
-            written.names,
-            written.memory(),
+            layout.names,
+            memory_of_bundles(layout),
             self,
-            written.runs,
-            self.tasks.received if written.unplanned else 0,
-            written.taken,
+            layout.runs,
+            self.tasks.received if layout.unplanned else 0,
+            layout.taken,
         )
 
 
@@ -286,471 +284,3 @@ def _most_tasks(graph: HighLevelGraph, outputs: Collection[str], taken: Mapping[
     chains = {reader[key] for key in fused} - fused
     needed = sum(key in reader or key in tuples or head_of(key) in outputs for key in tasks)
     return needed - len(fused) + len(chains)
-
-
-class _Written:
-    """The new graph: bundles and picks, and the tasks that read them.
-
-    Parameters
-    ----------
-    source
-        The tasks of the graph.
-    runs
-        The tasks of each bundle.
-
-    Attributes
-    ----------
-    names
-        New names of outputs, by their names before.
-    taken
-        By the new key of a block of an output that the client takes out of a tuple, where it is.
-    """
-
-    def __init__(self, source: _Unbundled, runs: Sequence[Run]) -> None:
-        self.tasks, self.table, self.runs = source.tasks, source.table, runs
-        tasks = source.tasks
-        self.run_of = {number: at for at, run in enumerate(runs) for number in run.tasks}
-        #: For every run, the tasks whose results it returns.
-        self.returned = [run.returned for run in runs]
-        #: Blocks of outputs that other tasks read.  Readers have keys of their own to read, as the
-        #: layer of an output that is read could be in a cycle with layers of bundles.
-        self.shared = {
-            number for number in tasks.kept - tasks.frozen if tasks.readers[number]
-        }  # fmt: skip
-        #: Tasks in no run that have other keys, or read other keys, than before.
-        self.changed = {
-            number
-            for number in range(len(tasks.keys))
-            if number not in self.run_of
-            and (number in self.shared or (tasks.is_loose(number) and number not in tasks.kept))
-        }
-        if source.form.in_steps:
-            same = {*self.run_of, *tasks.frozen, *tasks.kept}
-            others = (number for number in range(len(tasks.keys)) if number not in same)
-            self.changed.update(number for number in others if not tasks.is_free(number))
-        for number in tasks.inputs_first:
-            if number in self.run_of or number in tasks.frozen:
-                continue
-            if any(read in self.run_of or read in self.changed for read in tasks.reads[number]):
-                self.changed.add(number)
-        #: The rank of every run, and of every task in no run, in the order in which they run.
-        self.run_rank, self.rank = self._ranks()
-        ranks = self.run_rank, sorted(self.rank.items())
-        self.token = token_of(tasks.identity + without_names(runs, ranks))
-        mesh = tasks.limits.mesh
-        #: Bytes that workers receive beside those that names of layers predict.
-        self.unplanned = tasks.unplanned
-        predicted = self._lost() + self.unplanned
-        planned_for = tasks.limits.planned_for
-        at = Placement(mesh, by_position(mesh), predicted, None, planned_for) if mesh else None
-        self.name = new_layer_name(BUNDLE, self.token, placement=at)
-        #: Name of the tasks without a home.
-        self.unplaced = new_layer_name(BUNDLE, self.token)
-        self.names = self._names(source.named)
-        #: For every task that has a key, that key in the new graph.
-        self.key_of: dict[int, Key] = {
-            number: self._key_of(number) for number in range(len(tasks.keys))
-        }
-        #: For every run: its key, what it returns, and where each result is in its value.
-        self.key: list[Key] = []
-        self.value: list[Any] = []
-        self.local: list[dict[int, Part]] = []
-        #: For results that other tasks read by picks: where they are.
-        self.remote: dict[int, Part] = {}
-        self.taken: dict[Key, Part] = {}
-        #: For every run, the keys of its picks, and the place of each in its value.
-        self.picks: list[list[tuple[Key, Path]]] = []
-        #: By run, the block of an output that is an alias of it, as no name gives its home.
-        self.alias: dict[int, Key] = {}
-        for number, run in enumerate(runs):
-            self._lay_out(number, run)
-
-    def _ranks(self) -> tuple[list[int], dict[int, int]]:
-        """Ranks of the runs, and of the tasks in no run."""
-        tasks, run_of = self.tasks, self.run_of
-        singles = [number for number in tasks.inputs_first if number not in run_of]
-        members = [run.tasks for run in self.runs] + [(number,) for number in singles]
-        node_of = {number: node for node, inside in enumerate(members) for number in inside}
-        reads = [
-            sorted({node_of[read] for number in inside for read in tasks.reads[number]} - {node})
-            for node, inside in enumerate(members)
-        ]
-        returned = self.returned + members[len(self.runs) :]
-        sizes = [sum(tasks.sizes[number] for number in results) for results in returned]
-        homes = [tasks.homes[inside[0]] for inside in members]
-        kept = {node_of[number] for number in tasks.kept}
-        rank = [0] * len(members)
-        for at, node in enumerate(self.table.arrange(reads, sizes, homes, kept)):
-            rank[node] = at
-        return rank[: len(self.runs)], {number: rank[node_of[number]] for number in singles}
-
-    # Names
-
-    def _lost(self) -> int:
-        """Predicted bytes of layers of which no task keeps its name."""
-        tasks = self.tasks
-        keeps = {
-            head_of(key)
-            for number, key in enumerate(tasks.keys)
-            if number in tasks.kept or (number not in self.changed and number not in self.run_of)
-        }
-        return predicted_bytes({head_of(key) for key in tasks.keys} - keeps)
-
-    def _names(self, named: Collection[str]) -> dict[str, str]:
-        """New names for the outputs that may have any name, where one of their tasks changes."""
-        tasks = self.tasks
-        names: dict[str, str] = {}
-        for number in sorted(tasks.kept):
-            name = tasks.layer[number]
-            if name in named or name in names:
-                continue
-            if number in self.changed or number in self.run_of:
-                operation = name.partition(MARK)[0]
-                at = decode(name) or tasks.limits.placements.get(name)
-                names[name] = new_layer_name(operation, name, self.token, placement=at)
-        return names
-
-    def _key_of(self, number: int) -> Key:
-        """The key of a task in no run, or of a block of an output."""
-        tasks = self.tasks
-        if number in tasks.kept and number not in self.shared:
-            return self._output_key(number)
-        if number not in self.changed and number not in self.shared:
-            return tasks.keys[number]
-        home = tasks.places[number]
-        name, home = (self.unplaced, 0) if home is None else (self.name, home)
-        if number in self.run_of:
-            return (name, home, self.run_rank[self.run_of[number]], 0, number)
-        return (name, home, self.rank[number])
-
-    def _named_home(self, number: int) -> int | None:
-        """The mesh position that the name of a block of an output gives; None if it gives none."""
-        name = self.tasks.heads[number]
-        new = self.tasks.limits.placements.get(name) if name in self.names else None
-        return self.tasks.home_of(self.tasks.keys[number], new)
-
-    def _gives_home(self, run: Run, output: int) -> bool:
-        """Whether the scheduler plugin finds the home of a run whose key is that of an output."""
-        tasks = self.tasks
-        home = tasks.homes[output]
-        if home is None or self._named_home(output) == home:
-            return True
-        if MARK in self.names.get(tasks.heads[output], tasks.heads[output]):
-            return False
-        steps = (tasks.tasks[number] for number in run.tasks)
-        inside = [key for step in steps for key in (*keys_in(step), step.key)]
-        named = (key for key in reversed(inside) if decode(head_of(key)) is not None)
-        return tasks.home_of(next(named, None)) == home
-
-    def _output_key(self, number: int) -> Key:
-        name, *block = self.tasks.keys[number]
-        return (self.names.get(name, name), *block)
-
-    def _lay_out(self, number: int, run: Run) -> None:
-        """Decide on the key of a run and the form of its value."""
-        tasks = self.tasks
-        home, rank = tasks.homes[run.tasks[0]], self.run_rank[number]
-        returned = self.returned[number]
-        if len(returned) == 1:
-            [only] = returned
-            key = self.key_of[only]
-            if only not in tasks.kept:
-                key = (self.name, home, rank)
-            elif only not in self.shared and not self._gives_home(run, only):
-                self.alias[number], key = key, (self.name, home, rank)
-            self.key.append(key)
-            self.value.append(tasks.keys[only])
-            self.local.append({only: Part(self.key[-1])})
-            self.picks.append([])
-            self.remote[only] = Part(key)
-            return
-        key = (self.name, home, rank)
-        self.key.append(key)
-        inside = {part for pick in run.picks for part in pick}
-        parts: list[Any] = [list(pick) if len(pick) > 1 else pick[0] for pick in run.picks]
-        parts += [part for part in run.local if part not in inside]
-        value = _nested([_nested(part) if isinstance(part, list) else part for part in parts])
-        if len(parts) == 1:
-            # all readers read all results
-            value = _nested(parts[0])
-        paths = dict(_paths(value))
-        self.local.append({part: Part(key, path) for part, path in paths.items()})
-        self.value.append(_keys(value, tasks.keys))
-        self.picks.append([])
-        if run.whole:
-            self.remote.update(self.local[-1])
-            self._take(paths)
-            return
-        for at, results in enumerate(run.picks):
-            first, path = results[0], paths[results[0]]
-            own = (self.name, home, rank, at)
-            if len(results) == 1:
-                own = self.key_of[first] if first in tasks.kept else own
-                self.remote[first] = Part(own)
-            else:
-                inside_of = dict(_paths(_nested(list(results))))
-                path = path[: len(path) - len(inside_of[first])]
-                self.remote.update((part, Part(own, inside_of[part])) for part in results)
-                self._take(results)
-            self.picks[-1].append((own, path))
-
-    def _take(self, results: Iterable[int]) -> None:
-        """The client takes those of some results that are blocks of outputs out of their tuple."""
-        for number in results:
-            if number in self.tasks.gathered:
-                self.taken[self._output_key(number)] = self.remote[number]
-
-    # Sizes
-
-    def memory(self) -> GraphMemory:
-        """What is known of each task of the new graph."""
-        tasks = self.tasks
-        named = {
-            number
-            for number in self.changed
-            if number not in tasks.kept or self._named_home(number) == tasks.places[number]
-        }
-        memory = {
-            self.key_of[number]: task_memory(tasks, number, is_named=number in named)
-            for number in range(len(tasks.keys))
-            if number not in self.run_of
-        }
-        for at, run in enumerate(self.runs):
-            place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
-            returned = self.returned[at]
-            views = self._views(returned)
-            size = sum(tasks.sizes[number] for number in returned)
-            shared = sum(tasks.sizes[number] for number in views)
-            working = self._live(run, returned, views) - size + shared
-            memory[self.key[at]] = TaskMemory(size, working, place, shared=shared)
-            if at in self.alias:
-                memory[self.alias[at]] = TaskMemory(size, 0, place)
-            # a bundle that is read as a whole has no picks
-            for (own, _), results in zip(self.picks[at], run.picks, strict=False):
-                size = sum(tasks.sizes[number] for number in results)
-                memory[own] = TaskMemory(size, 0, place, is_part=True)
-            for number in returned:
-                if number in tasks.kept and (own := self._output_key(number)) in self.taken:
-                    memory[own] = TaskMemory(tasks.sizes[number], 0, place, is_part=True)
-        return GraphMemory(memory, guessed_share(tasks))
-
-    def _views(self, returned: Sequence[int]) -> set[int]:
-        """The results that a run returns beside the arrays of which they are views."""
-        views = self.tasks.views
-        if not views:
-            return set()
-        together = set(returned)
-        return {number for number in together if views.get(number) in together}
-
-    def _live(self, run: Run, returned: Sequence[int], views: Collection[int]) -> int:
-        """Bytes of the results of a run that are in memory at the same time."""
-        tasks = self.tasks
-        return live_bytes(
-            run.tasks,
-            tasks.reads.__getitem__,
-            lambda number: 0 if number in views else tasks.sizes[number],
-            returned,
-            tasks.working.__getitem__,
-        )
-
-    # Tasks
-
-    def graph(self) -> HighLevelGraph:
-        """The new graph.
-
-        It has the layers of frozen tasks and of data, a layer for each phase, and the layers of
-        outputs.  A layer depends on those of lower phases, and no layer on that of an output.
-        """
-        tasks = self.tasks
-        phases = self.table.phases
-        #: Layers whose tasks are written anew.
-        computed = {
-            tasks.layer[number]
-            for number, reads in enumerate(tasks.reads)
-            if reads or number in self.run_of or number in self.changed
-        }
-        #: By layer: the tasks that stay in it, and those in new layers, by phase.
-        original: dict[str, dict[Key, Any]] = {}
-        new: dict[tuple[int, str], dict[Key, Any]] = {}
-        outputs: dict[str, dict[Key, Any]] = {}
-        for number, name in enumerate(tasks.layer):
-            if number in tasks.frozen or name not in computed:
-                original.setdefault(name, {})[tasks.keys[number]] = tasks.tasks[number]
-                continue
-            if block := self._block_made_elsewhere(number):
-                outputs.setdefault(name, {}).update(block)
-            if number in self.run_of:
-                continue
-            key, task = self._single(number)
-            if number in tasks.kept and number not in self.shared:
-                outputs.setdefault(name, {})[key] = task
-            else:
-                # annotations are those of a layer
-                part = name if tasks.graph.layers[name].annotations else ""
-                new.setdefault((phases[number], part), {})[key] = task
-        ends = {self.names.get(name, name): name for name in tasks.wanted}
-        for at, run in enumerate(self.runs):
-            for key, task in self._bundle_and_picks(at):
-                name = ends.get(head_of(key), "")
-                group = outputs.setdefault(name, {}) if name else None
-                if group is None:
-                    group = new.setdefault((phases[run.tasks[0]], ""), {})
-                group[key] = task
-        layers = dict(self._same_layer(name, kept) for name, kept in original.items())
-        for (phase, part), group in sorted(new.items(), key=lambda item: item[0]):
-            name = new_layer_name(BUNDLES, self.token, phase, part)
-            layers[name] = _layer(group, tasks.graph.layers.get(part))
-        for name, group in outputs.items():
-            before = tasks.graph.layers[name]
-            # blocks that are not wanted may be frozen
-            frozen = original.get(name, {}) if name not in self.names else {}
-            layers[self.names.get(name, name)] = in_place_of(before, {**frozen, **group})
-        return self._connected(layers)
-
-    def _block_made_elsewhere(self, number: int) -> dict[Key, Any]:
-        """By key, a block of an output that has another key, too, or is in a tuple."""
-        if number not in self.tasks.kept:
-            return {}
-        key = self._output_key(number)
-        if key in self.taken:
-            part = self.taken[key]
-            return {key: Anchored(key, pick, TaskRef(part.key), part.path)}
-        return {key: Alias(key, self.key_of[number])} if number in self.shared else {}
-
-    def _same_layer(self, name: str, kept: Mapping[Key, Any]) -> tuple[str, Layer]:
-        """The name and the layer of tasks that stay as they are, without those not needed."""
-        layer = self.tasks.graph.layers[name]
-        if not self.tasks.graph.dependencies[name]:
-            return name, layer
-        new = in_place_of(layer, kept)
-        is_whole = len(kept) == len(layer) or name in self.tasks.wanted
-        return name if is_whole else part_layer_name(name, kept), new
-
-    def _connected(self, layers: Mapping[str, Layer]) -> HighLevelGraph:
-        """A graph of layers, with the layers that each of them reads."""
-        owner = {key: name for name, layer in layers.items() for key in layer}
-        before = self.tasks.graph.layers
-        dependencies: dict[str, set[str]] = {}
-        for name, layer in layers.items():
-            # a layer of the input graph reads no other
-            tasks = () if layer is before.get(name) else layer.values()
-            reads = {owner[read] for task in tasks for read in task.dependencies if read in owner}
-            dependencies[name] = reads - {name}
-        return HighLevelGraph(dict(layers), dependencies)
-
-    def _source(self, read: int, reader: int) -> Part:
-        """Where a task reads a result."""
-        tasks = self.tasks
-        at = self.run_of.get(read)
-        if at is None:
-            return Part(self.key_of[read])
-        sure = reader in self.run_of or not tasks.is_loose(reader)
-        if tasks.homes[reader] == tasks.homes[read] and sure:
-            return self.local[at][read]
-        return self.remote[read]
-
-    def _inputs(self, readers: Sequence[int]) -> tuple[list[Key], list[list[tuple[Key, Path]]]]:
-        """What some tasks read from other tasks.
-
-        The keys, and for each of them the results in its value: their keys and places.
-        """
-        tasks = self.tasks
-        #: Tasks of the graph whose results are there.
-        seen = set(readers)
-        inputs: dict[Key, list[tuple[Key, Path]]] = {}
-        for reader in readers:
-            for read in tasks.outside.get(reader, ()):
-                inputs.setdefault(read, [(read, ())])
-            for number in tasks.reads[reader]:
-                if number not in seen:
-                    seen.add(number)
-                    part = self._source(number, reader)
-                    inputs.setdefault(part.key, []).append((tasks.keys[number], part.path))
-        return list(inputs), list(inputs.values())
-
-    def _single(self, number: int) -> tuple[Key, Any]:
-        """The key and the task of a task in no run; it may read bundles and picks."""
-        tasks = self.tasks
-        task, key = tasks.tasks[number], self.key_of[number]
-        parts = [self._source(read, number) for read in tasks.reads[number]]
-        same = all(
-            not part.path and part.key == tasks.keys[read]
-            for part, read in zip(parts, tasks.reads[number], strict=True)
-        )
-        if type(task) is Alias:
-            [part] = parts or [Part(task.target)]
-            if part.path:
-                return key, Anchored(key, pick, TaskRef(part.key), part.path)
-            return key, Alias(key, part.key)
-        if same:
-            new = task.substitute({}, key=key)
-        else:
-            reads, places = self._inputs([number])
-            own = tasks.keys[number]
-            new = type(task)(key, run_bundle, (task,), own, places, *map(TaskRef, reads))
-        return key, anchor_tasks({key: new})[key] if self._leaves(number) else new
-
-    def _leaves(self, number: int) -> bool:
-        """Whether the result of a task that has its home by its new name is read elsewhere."""
-        tasks = self.tasks
-        home = tasks.places[number]
-        if number not in self.changed or home is None:
-            return False
-        return any(tasks.places[reader] not in (None, home) for reader in tasks.readers[number])
-
-    def _bundle_and_picks(self, at: int) -> Iterator[tuple[Key, Any]]:
-        """The keys and tasks of a bundle and its picks."""
-        tasks = self.tasks
-        run, key = self.runs[at], self.key[at]
-        steps = tuple(tasks.tasks[number] for number in run.tasks)
-        reads, places = self._inputs(run.tasks)
-        free = all(read in tasks.number and tasks.is_free(tasks.number[read]) for read in reads)
-        is_root = free and any(task.data_producer for task in steps)
-        # Dask fuses an alias with its bundle, and the only reader of a block that keeps its name
-        kind = Anchored if MARK in str(head_of(key)) and at not in self.alias else Task
-        yield (
-            key,
-            kind(
-                key,
-                run_bundle,
-                steps,
-                self.value[at],
-                places,
-                *map(TaskRef, reads),
-                _data_producer=is_root,
-            ),
-        )
-        if at in self.alias:
-            yield self.alias[at], Alias(self.alias[at], key)
-        for own, path in self.picks[at]:
-            yield own, Anchored(own, pick, TaskRef(key), path)
-
-
-def _layer(tasks: Mapping[Key, Any], before: Layer | None) -> MaterializedLayer:
-    """A layer of tasks with the annotations of another layer."""
-    return MaterializedLayer(tasks, annotations=before.annotations if before else None)
-
-
-def _nested(parts: list[Any]) -> list[Any]:
-    """The same parts in nested lists, none of which is longer than `_MAX_TUPLE`."""
-    while len(parts) > _MAX_TUPLE:
-        size = max(_MAX_TUPLE, math.ceil(len(parts) / _MAX_TUPLE))
-        parts = [parts[start : start + size] for start in range(0, len(parts), size)]
-        parts = [_nested(part) if len(part) > 1 else part[0] for part in parts]
-    return parts
-
-
-def _paths(parts: Any, path: Path = ()) -> Iterator[tuple[int, Path]]:
-    """Every number in nested lists, and its place."""
-    if isinstance(parts, list):
-        for index, part in enumerate(parts):
-            yield from _paths(part, (*path, index))
-    else:
-        yield parts, path
-
-
-def _keys(parts: Any, keys: Sequence[Key]) -> Any:
-    """Nested lists with keys in place of numbers."""
-    if isinstance(parts, list):
-        return [_keys(part, keys) for part in parts]
-    return keys[parts]

@@ -34,6 +34,7 @@ from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
 from dasktile import planning, prediction
 from dasktile.lower import bundle as bundles
+from dasktile.lower import bundle_layout
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.bundle import BundleLimits, bundle
 from dasktile.lower.bundle_tasks import pick, run_bundle
@@ -815,8 +816,8 @@ def test_bytes_of_many_results_are_measured_and_not_guessed() -> None:
 
 @pytest.mark.parametrize("count", [1, 10, 11, 99, 100, 101, 1234])
 def test_every_result_has_a_place_in_nested_tuples(count: int) -> None:
-    nested = bundles._nested(list(range(count)))
-    paths = dict(bundles._paths(nested))
+    nested = bundle_layout._nested(list(range(count)))
+    paths = dict(bundle_layout._paths(nested))
     assert sorted(paths) == list(range(count))
     for number, path in paths.items():
         assert pick(nested, path) == number

@@ -5,16 +5,19 @@ tiles and the result of a task must fit), overlap (a worker with several tiles r
 computes another) and tasks (neighbours that cut an axis at different positions need tasks that cut
 and join tiles).  Labels of one axis class have the same few part counts to choose from, each a
 multiple of the one before, so that most neighbours agree and the cuts of the others nest.
+
+:mod:`dasktile.tiling.local_choices` has what may be chosen, :mod:`dasktile.tiling.tiles` what it
+costs.  Here the most parts of each axis class are found, for overlap and for memory, and then the
+solver chooses among the part counts up to these.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -22,29 +25,20 @@ from dasktile.ir import (
     AxisMap,
     Chunks,
     Edge,
-    Follow,
     Kind,
-    Node,
     Role,
     Sharding,
-    Share,
     Tiling,
     Where,
-    bounds,
 )
 from dasktile.report.formatting import format_excess, format_limit
-from dasktile.tiling.candidates import Space, array_labels
+from dasktile.tiling.block_places import place_result, place_work
+from dasktile.tiling.candidates import Space
 from dasktile.tiling.conversion import Conversions, conversion_of
-from dasktile.tiling.follow import cuts_along
-from dasktile.tiling.grid import Grid, cuts_of, sizes, split
-from dasktile.tiling.options import Option
+from dasktile.tiling.local_choices import Choice, Parts, local_choices
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
-from dasktile.tiling.tiles import Choice, LocalCosts, Parts
-
-#: Length of a label up to which all its cuts are compared, to find labels that are cut alike
-#: (chosen: groups of longer ones are few).
-SHORT = 16
+from dasktile.tiling.tiles import LocalCosts, Offer, block_count
 
 
 class MemoryLimitError(ValueError):
@@ -61,26 +55,6 @@ class MemoryLimitError(ValueError):
     ...
     dasktile.tiling.local.MemoryLimitError: ...
     """
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """The part counts that a choice may have, with the cost and the chunks of each.
-
-    Parameters
-    ----------
-    parts
-        Part counts.
-    unary
-        Cost of each by itself, in bytes.
-    chunks, cuts
-        Chunks of the array, and chunk sizes of the labels, for each.
-    """
-
-    parts: tuple[Parts, ...]
-    unary: np.ndarray
-    chunks: tuple[Chunks, ...]
-    cuts: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +111,21 @@ class Splitter:
     placed: bool = False
     moving: Collection[int] = ()
     conversions: Conversions = field(default_factory=Conversions)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[Choice] = field(init=False)
     fine: dict[int, int] = field(default_factory=dict)
-    families: dict[object, int] = field(default_factory=dict, repr=False)
     costs: LocalCosts = field(init=False)
 
     def __post_init__(self) -> None:
         self.costs = LocalCosts(
-            self.space, self.settings, self.memory_limit, self.threads, self.retile, self.placed
+            self.space,
+            self.settings,
+            self.memory_limit,
+            self.threads,
+            self.retile,
+            self.placed,
+            self.conversions,
         )
-        for variable, state in zip(self.space.variables, self.states, strict=True):
-            option = variable.options[state]
-            if variable.final is not None:
-                self.choices.append(self._final(variable.node, variable.final, option))
-            else:
-                self.choices.append(self._choice(variable.node, variable.keep, option))
+        self.choices = local_choices(self.space, self.states, self.retile, self.moving)
 
     def run(self) -> LocalCuts:
         """Choose the part counts of all variables.
@@ -165,12 +139,12 @@ class Splitter:
             self._start()
             self._refine_for_overlap()
             self._refine_for_memory()
-        shared: dict[object, _Offer] = {}
-        offers: list[_Offer] = []
+        shared: dict[object, Offer] = {}
+        offers: list[Offer] = []
         for choice in self.choices:
             key = (choice.family, self._finest(choice))
             if key not in shared:
-                shared[key] = self._offer(choice)
+                shared[key] = self.costs.offer(choice, self._part_counts(choice))
             offers.append(shared[key])
         pairwise: dict[tuple[int, int], np.ndarray] = {}
         tables: dict[object, np.ndarray] = {}
@@ -180,7 +154,7 @@ class Splitter:
             choice = self.choices[reader]
             pair = (id(made), id(used), edge.axes, edge.chunks, choice.option, fused)
             if pair not in tables:
-                tables[pair] = self._conversion_table(choice, edge, made, used, fused)
+                tables[pair] = self.costs.conversion(choice, edge, made, used, fused)
             table = tables[pair]
             if (source, reader) in pairwise:
                 table = table + pairwise[source, reader]
@@ -191,118 +165,7 @@ class Splitter:
         )
         return self._outcome(solution.states, offers)
 
-    # -- candidates ------------------------------------------------------------
-
-    def _choice(self, index: int, keep: bool, option: Option) -> Choice:
-        node = self.space.program.nodes[index]
-        classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
-        is_moving = not keep and index in self.moving
-        if keep:
-            axis_classes = tuple(
-                -1 if axis.label is None else classes[axis.label] for axis in node.out
-            )
-            _, spots, _ = array_labels(node, self.space.axes.kept[index])
-            lengths = node.shape
-            fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
-            pinned = [axis.label is not None and self._is_fixed(node, axis.label)
-                      for axis in node.out]  # fmt: skip
-        else:
-            axis_classes, spots = classes, grids
-            lengths = tuple(label.size for label in node.labels)
-            fixed = tuple(
-                label.cuts if is_moving or self._is_fixed(node, number)
-                else (label.size,) if label.role is Role.WHOLE else None
-                for number, label in enumerate(node.labels)
-            )  # fmt: skip
-            pinned = []
-        if option.follow is not None:
-            leader = self.space.program.nodes[option.follow.node]
-            along = {place: axis for axis, place in enumerate(option.follow.dims)
-                     if place is not None}  # fmt: skip
-            fixed = tuple(
-                cuts_along(leader.chunks[along[place]], lengths[place]) if place in along else cuts
-                for place, cuts in enumerate(fixed)
-            )
-        mesh_parts = tuple(
-            self.space.mesh.parts(option.cutting(label)) for label in range(len(lengths))
-        )
-        if is_moving:
-            mesh_parts = (1,) * len(lengths)
-        own: tuple[tuple[int, ...] | None, ...] = (None,) * len(lengths)
-        if keep:
-            own = tuple(
-                cuts if is_pinned else None
-                for cuts, is_pinned in zip(node.chunks, pinned, strict=True)
-            )
-        elif self.retile:
-            own = tuple(self._natural(node, label) for label in range(len(lengths)))
-        # blocks that cross a cut of the mesh would have no home
-        cut_at = (bounds(sizes(*cut)) for cut in zip(lengths, mesh_parts, spots, strict=True))
-        own = tuple(
-            cuts if cuts is not None and set(at) <= set(bounds(cuts)) else None
-            for cuts, at in zip(own, cut_at, strict=True)
-        )
-        if keep and not self.retile and None not in own:
-            fixed = own
-        cuts = tuple(map(_cuts_of, spots, lengths, mesh_parts))
-        # costs do not depend on where a slice starts
-        reads = tuple(
-            (tuple(map(_from_start, edge.axes)), producer.shape, producer.itemsize)
-            for edge in node.edges
-            for producer in (self.space.program.nodes[edge.producer],)
-        )
-        alike = (keep, option, lengths, cuts, fixed, own, node.kind, node.labels, node.out,
-                 node.shape, node.itemsize, reads)  # fmt: skip
-        family = self.families.setdefault(alike, len(self.families))
-        return Choice(
-            index, keep, option, axis_classes, lengths, spots, fixed, own, mesh_parts, family
-        )
-
-    def _final(self, index: int, chunks: Chunks, option: Option) -> Choice:
-        """An output in the chunks that it must have."""
-        shape = self.space.program.nodes[index].shape
-        nothing = (None,) * len(shape)
-        parts = (self.space.mesh.parts(option.cutting(axis)) for axis in range(len(shape)))
-        return Choice(
-            node=index,
-            keep=True,
-            option=option,
-            classes=(-1,) * len(shape),
-            label_sizes=shape,
-            grids=tuple(map(bounds, chunks)),
-            fixed=chunks,
-            own=nothing,
-            mesh_parts=tuple(parts),
-            family=self.families.setdefault(("final", option, chunks), len(self.families)),
-            final=True,
-        )
-
-    def _natural(self, node: Node, label: int) -> tuple[int, ...]:
-        """Chunk sizes along a label for which few blocks are joined.
-
-        They are those in which an input is made, if it must be made in them, else those of the
-        input graph.
-        """
-        for edge in node.edges:
-            choice = self.choices[self.space.source(edge.producer)]
-            made = self.space.program.nodes[edge.producer]
-            for axis, spec in enumerate(edge.axes):
-                if spec != AxisMap(label) or made.shape[axis] != node.labels[label].size:
-                    continue
-                along = AxisMap(axis) if choice.keep else made.out[axis]
-                if along.label is None or not along.identity:
-                    continue
-                cuts = choice.own[along.label]
-                if cuts is None and not choice.keep and self._is_fixed(made, along.label):
-                    cuts = choice.fixed[along.label]
-                if cuts is not None:
-                    return cuts
-        return node.labels[label].cuts
-
-    def _is_fixed(self, node: Node, label: int) -> bool:
-        """Whether a label of a node keeps the cuts of the input."""
-        pinned = node.labels[label].role is Role.PINNED
-        return not self.retile or pinned or node.kind is Kind.OPAQUE
+    # -- part counts -----------------------------------------------------------
 
     def _start(self) -> None:
         """Set the part counts of every class to the coarsest refinement of all mesh cuts."""
@@ -444,18 +307,6 @@ class Splitter:
             )
         )  # fmt: skip
 
-    def _offer(self, choice: Choice) -> _Offer:
-        counts = self._part_counts(choice)
-        return _Offer(
-            tuple(counts),
-            np.array([self.costs.unary(choice, parts) for parts in counts]),
-            tuple(self.costs.chunks(choice, parts) for parts in counts),
-            tuple(
-                tuple(self.costs.cuts(choice, label, count) for label, count in enumerate(parts))
-                for parts in counts
-            ),
-        )
-
     def _part_counts(self, choice: Choice) -> list[Parts]:
         """Part counts to choose among, at most :attr:`LocalLimits.max_cuts`."""
         most = self.settings.local.max_cuts
@@ -486,7 +337,7 @@ class Splitter:
             offers = [*offers[: most - 1], self._finest(choice)]
         return list(dict.fromkeys(offers))
 
-    # -- costs -----------------------------------------------------------------
+    # -- reads -----------------------------------------------------------------
 
     def _fused(self, source: int, reader: int) -> bool:
         """True where Dask fuses a block with the only block that reads it."""
@@ -522,45 +373,10 @@ class Splitter:
                 edges.append((self.space.source(edge.producer), reader, edge))
         return edges
 
-    def _conversion_table(
-        self, choice: Choice, edge: Edge, made: _Offer, used: _Offer, fused: bool
-    ) -> np.ndarray:
-        """Cost, in bytes, of turning a producer's tiles into those that its reader needs.
+    # -- the result --------------------------------------------------------------
 
-        It is negative where the producer's tasks are fused into those of the reader.
-        """
-        producer = self.space.program.nodes[edge.producer]
-        tasks, joined = self.conversions.tables(edge, producer.shape, made.chunks, used.cuts)
-        if fused:
-            saved = np.array([[_count(chunks)] for chunks in made.chunks])
-            tasks = np.where(joined == 0, -saved, tasks)
-        objective = self.costs.objective
-        table = tasks * objective.task
-        if self.retile:
-            table += np.where(joined > 1, objective.joined_byte * producer.held_bytes, 0)
-        # results in the chunks that they must have hold what these chunks hold
-        if self.retile and choice.keep and not choice.final:
-            need = np.array([self.costs.joined(choice, parts) for parts in used.parts])
-            table += np.where(joined > 1, objective.excess(need, self.costs.limit), 0)
-        joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
-        if self._copies(choice, edge) > 1 and not joined_by_each:
-            # one worker joins a tile and sends all of it to the others
-            table += np.where(joined > 1, producer.held_bytes * (1 - 1 / np.maximum(joined, 1)), 0)
-        return table
-
-    def _copies(self, choice: Choice, edge: Edge) -> int:
-        """Number of workers that need the same part of an array."""
-        work = choice.option.work
-        if isinstance(work, Follow):
-            return 1
-        used = {axis.label for axis in edge.axes}
-        several = [
-            axis for label, share in enumerate(work.dims) if label not in used for axis in share.by
-        ]
-        return self.space.mesh.parts((*several, *work.replicated))
-
-    def _outcome(self, states: Sequence[int], offers: Sequence[_Offer]) -> LocalCuts:
-        program = self.space.program
+    def _outcome(self, states: Sequence[int], offers: Sequence[Offer]) -> LocalCuts:
+        program, mesh = self.space.program, self.space.mesh
         tasks = [0.0] * len(program.nodes)
         peak = [0] * len(program.nodes)
         joined = [0] * len(program.nodes)
@@ -571,12 +387,12 @@ class Splitter:
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.final:
-                where = self._where(choice, chunks)
+                where = place_work(mesh, choice, chunks)
                 assert isinstance(where, Sharding)
                 final[choice.node, chunks] = where
             elif choice.keep:
                 first = tilings[choice.node]
-                where = self._where(choice, chunks)
+                where = place_work(mesh, choice, chunks)
                 is_copied = isinstance(where, Sharding) and bool(where.replicated)
                 moved = self.placed and where != first.held_at
                 if chunks != first.chunks or moved or is_copied:
@@ -591,8 +407,12 @@ class Splitter:
             cuts = offer.cuts[state]
             tiling = Tiling(cuts, chunks)
             if choice.node not in self.moving:
-                where, held = self._where(choice, cuts), self._held(choice, chunks)
-                tiling = replace(tiling, work_at=where, held_at=held)
+                out = program.nodes[choice.node].out
+                tiling = replace(
+                    tiling,
+                    work_at=place_work(mesh, choice, cuts),
+                    held_at=place_result(mesh, choice, out, chunks),
+                )
             tilings.append(tiling)
         for source, reader, edge in self._edges():
             cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
@@ -603,7 +423,7 @@ class Splitter:
                 if between[1] > 1:
                     joined[self.choices[reader].node] += program.nodes[edge.producer].held_bytes
             elif self._fused(source, reader):
-                tasks[edge.producer] -= _count(made)
+                tasks[edge.producer] -= block_count(made)
         return LocalCuts(
             tuple(tilings),
             kept,
@@ -614,77 +434,6 @@ class Splitter:
             tuple(joined),
         )
 
-    # -- placement -------------------------------------------------------------------
-
-    def _where(self, choice: Choice, cuts: Sequence[Sequence[int]]) -> Where:
-        """Which workers have the blocks of the loop nest, or of a kept array."""
-        work = choice.option.work
-        if isinstance(work, Follow):
-            return work
-        shares = (
-            self._share(choice, label, share.by, sizes)
-            for label, (share, sizes) in enumerate(zip(work.dims, cuts, strict=True))
-        )
-        return Sharding(tuple(shares), work.replicated)
-
-    def _held(self, choice: Choice, chunks: Chunks) -> Where:
-        """Which workers have the blocks of the result."""
-        held = choice.option.held
-        if isinstance(held, Follow):
-            return held
-        out = self.space.program.nodes[choice.node].out
-        return Sharding(
-            tuple(
-                Share()
-                if axis.label is None
-                else self._share(choice, axis.label, share.by, sizes, axis.width)
-                for axis, share, sizes in zip(out, held.dims, chunks, strict=True)
-            )
-        )
-
-    def _share(
-        self,
-        choice: Choice,
-        label: int,
-        by: tuple[int, ...],
-        sizes: Sequence[int],
-        width: int = 1,
-    ) -> Share:
-        """How these mesh axes divide the blocks of a label."""
-        if not by:
-            return Share()
-        parts = self.space.mesh.parts(by)
-        grid = choice.grids[label]
-        return Share(by, _runs(choice.label_sizes[label], parts, grid, tuple(sizes), width))
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _runs(
-    size: int, parts: int, grid: Grid, lengths: tuple[int, ...], width: int
-) -> tuple[int, ...]:
-    """The number of blocks, of some lengths, that start in each part of a label."""
-    edges = split(size, parts, grid)
-    runs = [0] * parts
-    for start in bounds(lengths)[:-1]:
-        runs[min(max(bisect_right(edges, start // width) - 1, 0), parts - 1)] += 1
-    return tuple(runs)
-
-
-def _count(chunks: Chunks) -> int:
-    return math.prod(map(len, chunks))
-
 
 def _doubled(parts: Parts, label: int) -> Parts:
     return tuple(count * 2 if position == label else count for position, count in enumerate(parts))
-
-
-def _from_start(axis: AxisMap) -> AxisMap:
-    """The map of a slice that starts at the first element."""
-    return replace(axis, start=0) if axis.start else axis
-
-
-def _cuts_of(grid: Grid, length: int, parts: int) -> object:
-    """`cuts_of` for all numbers of parts of a short label, and for that of the mesh."""
-    if length > SHORT:
-        return grid
-    return cuts_of(grid, length, (*range(1, length + 1), parts))

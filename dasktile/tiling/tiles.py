@@ -1,4 +1,7 @@
-"""Costs of the second level: the chunks, memory and tasks of a node cut into given parts."""
+"""Costs of the second level: the chunks, memory and tasks of a node cut into given parts.
+
+Nodes that are cut differently need tasks that cut and join tiles between them.
+"""
 
 from __future__ import annotations
 
@@ -7,57 +10,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
-from dasktile.tiling.candidates import Space
-from dasktile.tiling.grid import Grid, sizes
-from dasktile.tiling.objective import Objective, effort
-from dasktile.tiling.options import Option, reduced_labels
-from dasktile.tiling.settings import Settings
+import numpy as np
 
-#: Number of parts of each label of a node, or of each axis of a kept array.
-Parts = tuple[int, ...]
+from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Node, Role, bounds
+from dasktile.tiling.candidates import Space
+from dasktile.tiling.conversion import Conversions
+from dasktile.tiling.grid import sizes
+from dasktile.tiling.local_choices import Choice, Parts
+from dasktile.tiling.objective import Objective, effort
+from dasktile.tiling.options import reduced_labels
+from dasktile.tiling.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A variable of the second level: the parts of the labels of a node or of a kept array.
+class Offer:
+    """The part counts that a choice may have, with the cost and the chunks of each.
 
     Parameters
     ----------
-    node
-        Index of the node.
-    keep
-        True for the array as it is kept for its readers.
-    option
-        The candidate that the first level chose.
-    classes
-        The axis class of each label, -1 where a label has none.
-    label_sizes, grids
-        Size of each label, and the positions at which it may be cut.
-    fixed
-        Chunk sizes of each label that may not be chosen; None for the others.
-    own
-        For each label, chunk sizes for which few blocks are joined; None if no cut of the mesh
-        allows them.  For kept arrays, those that the array must be made in.
-    mesh_parts
-        Parts into which the mesh cuts each label.
-    family
-        Choices of one family have the same costs, and share their offers.
-    final
-        True for an output in the chunks that it must have; `keep` is true, too.
+    parts
+        Part counts.
+    unary
+        Cost of each by itself, in bytes.
+    chunks, cuts
+        Chunks of the array, and chunk sizes of the labels, for each.
     """
 
-    node: int
-    keep: bool
-    option: Option
-    classes: tuple[int, ...]
-    label_sizes: tuple[int, ...]
-    grids: tuple[Grid, ...]
-    fixed: tuple[tuple[int, ...] | None, ...]
-    own: tuple[tuple[int, ...] | None, ...]
-    mesh_parts: Parts
-    family: int
-    final: bool = False
+    parts: tuple[Parts, ...]
+    unary: np.ndarray
+    chunks: tuple[Chunks, ...]
+    cuts: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -76,6 +58,8 @@ class LocalCosts:
         False where the input's own chunks are priced and not changed.
     placed
         True where tasks run on the workers of the plan.
+    conversions
+        Conversions that were counted for the same program.
     """
 
     space: Space
@@ -84,6 +68,7 @@ class LocalCosts:
     threads: int
     retile: bool
     placed: bool = False
+    conversions: Conversions = field(default_factory=Conversions, repr=False, compare=False)
     #: Chunks that were asked for, by the family and the parts: each is asked for several times.
     _chunks: dict[tuple[int, Parts, Parts], Chunks] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -160,6 +145,18 @@ class LocalCosts:
             return own
         return sizes(choice.label_sizes[label], parts, choice.grids[label])
 
+    def offer(self, choice: Choice, counts: Sequence[Parts]) -> Offer:
+        """The costs and the cuts of some part counts."""
+        return Offer(
+            tuple(counts),
+            np.array([self.unary(choice, parts) for parts in counts]),
+            tuple(self.chunks(choice, parts) for parts in counts),
+            tuple(
+                tuple(self.cuts(choice, label, count) for label, count in enumerate(parts))
+                for parts in counts
+            ),
+        )
+
     def unary(self, choice: Choice, parts: Parts) -> float:
         """Cost of a choice by itself, in bytes: tasks, shared reads, lack of overlap, memory."""
         if choice.keep:
@@ -179,6 +176,52 @@ class LocalCosts:
             need = self.working_set(choice, parts)
             cost += float(self.objective.excess(need, self.limit))
         return cost
+
+    def conversion(
+        self, choice: Choice, edge: Edge, made: Offer, used: Offer, fused: bool
+    ) -> np.ndarray:
+        """Cost, in bytes, of turning a producer's tiles into those that its reader needs.
+
+        It is negative where the producer's tasks are fused into those of the reader.
+
+        Parameters
+        ----------
+        choice, edge
+            The reader, and its read.
+        made, used
+            The offers of the producer and of the reader.
+        fused
+            Whether Dask fuses tasks of the producer with those of the reader.
+        """
+        producer = self.space.program.nodes[edge.producer]
+        tasks, joined = self.conversions.tables(edge, producer.shape, made.chunks, used.cuts)
+        if fused:
+            saved = np.array([[block_count(chunks)] for chunks in made.chunks])
+            tasks = np.where(joined == 0, -saved, tasks)
+        objective = self.objective
+        table = tasks * objective.task
+        if self.retile:
+            table += np.where(joined > 1, objective.joined_byte * producer.held_bytes, 0)
+        # results in the chunks that they must have hold what these chunks hold
+        if self.retile and choice.keep and not choice.final:
+            need = np.array([self.joined(choice, parts) for parts in used.parts])
+            table += np.where(joined > 1, objective.excess(need, self.limit), 0)
+        joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
+        if self._copies(choice, edge) > 1 and not joined_by_each:
+            # one worker joins a tile and sends all of it to the others
+            table += np.where(joined > 1, producer.held_bytes * (1 - 1 / np.maximum(joined, 1)), 0)
+        return table
+
+    def _copies(self, choice: Choice, edge: Edge) -> int:
+        """Number of workers that need the same part of an array."""
+        work = choice.option.work
+        if isinstance(work, Follow):
+            return 1
+        used = {axis.label for axis in edge.axes}
+        several = [
+            axis for label, share in enumerate(work.dims) if label not in used for axis in share.by
+        ]
+        return self.space.mesh.parts((*several, *work.replicated))
 
     def joined(self, choice: Choice, parts: Parts) -> int:
         """Bytes of a task that joins a tile from pieces: the pieces and the tile."""
@@ -308,6 +351,11 @@ class LocalCosts:
             width = axis.width
             chunks.append(label_cuts if width == 1 else tuple(width * cut for cut in label_cuts))
         return tuple(chunks)
+
+
+def block_count(chunks: Chunks) -> int:
+    """Number of blocks of an array."""
+    return math.prod(map(len, chunks))
 
 
 def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:

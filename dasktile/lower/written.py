@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any
 
-from dask.highlevelgraph import Layer
+import numpy as np
+from dask.highlevelgraph import Layer, MaterializedLayer
 
-from dasktile.capture.base import Captured
+from dasktile.capture.base import OF_VIEWS, Captured
+from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed
 from dasktile.capture.references import head_of
 from dasktile.capture.rules.blockwise import Map
@@ -31,11 +33,32 @@ from dasktile.ir import (
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fuse import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
-from dasktile.lower.reshard import Windows, lengths
+from dasktile.lower.reshard import Windows, block_windows, lengths, normal
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import BundleLimits
-from dasktile.lower.window_views import WindowView
+from dasktile.lower.window_views import WindowView, viewing
 from dasktile.schedule.placement import Placement, decode, token
+
+#: For every block, the places in the mesh that need it.
+Copies = dict[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A layer that holds an array, from which its tiles are cut.
+
+    Parameters
+    ----------
+    name, chunks
+        The layer, and the chunks that it has.
+    copies
+        Where several workers have a copy of a block, the places of the copies.  The keys of the
+        layer contain the place then.
+    """
+
+    name: str
+    chunks: Chunks
+    copies: Copies | None = None
 
 
 @dataclass
@@ -56,6 +79,10 @@ class WrittenArrays:
         The same, where the mesh divides the windows in a certain way.
     views
         By the name of a layer that holds extended tiles, the views that its readers make of them.
+    dependencies
+        By the name of a layer that is written, the layers that it reads.
+    kept
+        Layers with the kept chunks of arrays that have several readers.
     """
 
     captured: Captured
@@ -66,6 +93,8 @@ class WrittenArrays:
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
     cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
     views: dict[str, WindowView] = field(default_factory=dict)
+    dependencies: dict[str, set[str]] = field(default_factory=dict)
+    kept: dict[int, Source] = field(default_factory=dict)
 
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
@@ -79,6 +108,47 @@ class WrittenArrays:
         """A placement; None where there is no mesh, or the plan decides none (`decided`)."""
         tiled = self.tiled
         return placement(tiled.mesh, decided, where, predicted, tiled.planned_for)
+
+    def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
+        """Add a layer that is written, and the names of the layers that it reads."""
+        if name not in self.views:
+            seen = {read: self.views[read] for read in sorted(reads) if read in self.views}
+            layer = viewing(layer, seen)
+        self.layers[name] = layer if isinstance(layer, Layer) else MaterializedLayer(layer)
+        self.dependencies[name] = reads
+
+    def hold(self, index: int, name: str) -> None:
+        """Note the layer that holds a node's array in the chunks of its tiling."""
+        self.made[index] = name
+        self.cut[index, normal(block_windows(self.tiling(index).chunks))] = name
+
+    def describe(self, name: str, index: int, chunks: Chunks) -> None:
+        """Add the collection annotations that Dask gives to layers of arrays."""
+        try:
+            dtype = np.dtype(self.node(index).dtype)
+        except TypeError:  # not every dtype has a name from which NumPy makes it
+            return
+        notes = dict(self.layers[name].collection_annotations or {})
+        if name in self.views:
+            chunks = self.views[name].held(chunks)
+            notes[OF_VIEWS] = True
+        self.layers[name].collection_annotations = {
+            **notes,
+            **self.chunk_type(index),
+            "shape": tuple(map(sum, chunks)),
+            "dtype": dtype,
+            "chunksize": tuple(max(sizes, default=0) for sizes in chunks),
+            "chunks": chunks,
+            "type": "dask.array.core.Array",
+        }
+
+    def chunk_type(self, index: int) -> dict[str, str]:
+        """The annotated type of chunks in the input graph, so that masked ones stay known."""
+        layer = self.captured.graph.layers.get(self.node(index).name)
+        notes = (layer.collection_annotations or {}) if layer is not None else {}
+        if layer is None or "chunk_type" not in notes or has_wrong_chunk_type(layer):
+            return {}
+        return {"chunk_type": notes["chunk_type"]}
 
     def fuse_limits(self, work: int, inputs: int, threads: int) -> FuseLimits:
         """What may be fused."""

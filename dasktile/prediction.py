@@ -12,8 +12,8 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dasktile.cluster.target import Machine
 from dasktile.ir import workers_of_positions
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.placed import guessed_operations, placed_tasks
-from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.homes import has_homes
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate

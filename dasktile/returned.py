@@ -14,10 +14,10 @@ from typing import Any
 
 from dasktile import choice
 from dasktile.cluster.target import Machine
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.count import count_tasks
 from dasktile.lower.gaps import NoGapsError
 from dasktile.lower.placed import GraphMemory, placed_tasks
-from dasktile.lower.tasks import BundleLimits
 from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
 from dasktile.prediction import Prediction, predict_tasks
 from dasktile.recent import recently_used

@@ -31,11 +31,13 @@ from dasktile._compat.dask import FUSE, missing
 from dasktile.capture.references import head_of
 from dasktile.lower.bundle_graph import graph_with_bundles, memory_of_bundles
 from dasktile.lower.bundle_layout import BundleLayout
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.gathered import Part
+from dasktile.lower.merged_layers import merged
 from dasktile.lower.placed import GraphMemory
 from dasktile.lower.runs import Run, RunLimits, form_runs
 from dasktile.lower.task_table import TaskTable
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
+from dasktile.lower.tasks import GraphTasks, fuses
 
 Key = Any
 

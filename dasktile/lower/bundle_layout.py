@@ -15,10 +15,10 @@ from dasktile.capture.references import head_of
 from dasktile.ir import by_position
 from dasktile.lower.bundle_tasks import Path, keys_in
 from dasktile.lower.gathered import Part
-from dasktile.lower.names import new_layer_name, token_of, without_names
+from dasktile.lower.names import new_layer_name, predicted_bytes, token_of, without_names
 from dasktile.lower.runs import Run
 from dasktile.lower.task_table import TaskTable
-from dasktile.lower.tasks import GraphTasks, predicted_bytes
+from dasktile.lower.tasks import GraphTasks
 from dasktile.schedule.placement import MARK, Placement, decode
 from dasktile.schedule.ranks import BUNDLE
 

@@ -121,3 +121,15 @@ def slices_layer_name(name: str) -> str:
     time, so a whole tile is never sent to another worker only to be sliced there.
     """
     return f"{SLICE_PREFIX}{token_of(name)}"
+
+
+def predicted_bytes(layers: Iterable[object]) -> int:
+    """Bytes that names of layers predict that workers receive.
+
+    Parameters
+    ----------
+    layers
+        The names.
+    """
+    placements = map(decode, layers)
+    return sum(placement.predicted for placement in placements if placement is not None)

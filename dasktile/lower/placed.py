@@ -18,8 +18,10 @@ from dasktile._compat.dask import Alias, DataNode, Task, TaskRef, argument_of_de
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.capture.titles import call_of_layer
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import has_bundle
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
+from dasktile.lower.merged_layers import merged
+from dasktile.lower.tasks import GraphTasks, fuses
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
 from dasktile.schedule.placement import SLICE_PREFIX, is_written

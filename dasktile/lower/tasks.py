@@ -1,157 +1,42 @@
 """The tasks of a graph by number, with the homes and sizes by which bundles are formed.
 
-A task is *frozen* if a task reads it, directly or not, whose inputs must keep their keys: a task
-of a layer class that dasktile does not know (Dask's P2P rechunk), of a layer whose annotations
-are functions of keys, or of another kind than plain functions.  A frozen task keeps its key, its
-inputs and its layer.  So does a future, a block of a persisted array.
+Which tasks must stay as they are is in :mod:`dasktile.lower.frozen`, where they run in
+:mod:`dasktile.lower.places`, and how large they are in :mod:`dasktile.lower.sizes`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from inspect import iscoroutinefunction
 from operator import getitem
 from typing import Any
 
 import numpy as np
-from dask.blockwise import Blockwise, optimize_blockwise
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.blockwise import Blockwise
 
 from dasktile._compat.dask import (
     Alias,
-    ArrayOverlapLayer,
     DataNode,
     Task,
     TaskRef,
 )
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
-from dasktile.ir import Chunks
-from dasktile.lower.anchored import Anchored
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import keys_in
-from dasktile.lower.names import whole_layer_name, without_names
-from dasktile.lower.noted import NotedBlocks, noted_blocks
+from dasktile.lower.frozen import PLAIN, frozen_tasks
+from dasktile.lower.merged_layers import MergedGraph
+from dasktile.lower.names import predicted_bytes, whole_layer_name, without_names
 from dasktile.lower.places import places_of
 from dasktile.lower.run_order import Edges
-from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.lower.settings import LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
 from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any
-
-#: Kinds of tasks that can be rewritten to read other keys.
-_PLAIN = (Task, Anchored, Alias)
-
-
-@dataclass(frozen=True, slots=True)
-class MergedGraph:
-    """A graph whose layers Dask has merged, which may leave fewer tasks.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    noted
-        By layer of the graph before, its blocks according to its annotations.
-    parts
-        By layer, the layers of the graph before that are merged into it.
-    """
-
-    graph: HighLevelGraph
-    noted: Mapping[str, NotedBlocks]
-    parts: Mapping[str, Set[str]] = field(default_factory=dict)
-
-
-def merged(graph: HighLevelGraph, wanted: Collection[str]) -> MergedGraph:
-    """Merge the layers of a graph as Dask does before it runs it.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    wanted
-        Names of layers of which keys are wanted.
-    """
-    after = optimize_blockwise(graph, keys=[(name,) for name in wanted])
-    return MergedGraph(after, noted_blocks(graph), _merged_into(graph, after))
-
-
-def _merged_into(graph: HighLevelGraph, after: HighLevelGraph) -> dict[str, set[str]]:
-    """By layer of a graph, the layers of the graph before that Dask has merged into it."""
-    gone = graph.layers.keys() - after.layers.keys()
-    parts: dict[str, set[str]] = {}
-    for name in after.layers if gone else ():
-        inside, stack = set[str](), [name]
-        while stack:
-            reads = (graph.dependencies.get(stack.pop(), set()) & gone) - inside
-            inside |= reads
-            stack += reads
-        if inside:
-            parts[name] = inside
-    return parts
-
-
-@dataclass(frozen=True, slots=True)
-class BundleLimits:
-    """What may be bundled.
-
-    Parameters
-    ----------
-    mesh
-        Sizes of the axes of the worker mesh; empty where all tasks run in one process.
-    size
-        Bytes of one result, by the name of its layer or the last part of that name.
-    free
-        Names of layers that are on every worker: the array-likes that are read.
-    tasks
-        Tasks that one bundle runs at most; less than 2 disables bundles.
-    work
-        Bytes of a bundle's inputs and of its results that are in memory at the same time.
-    threads
-        Tasks that a worker runs at once.
-    positions
-        By the token of an array whose name has no placement, the mesh positions of its blocks:
-        persisted arrays, and arrays of the input graph.  So have tasks that read data in memory, by
-        the first item of their keys and the rest, which is empty for a key that is a string.
-    placements
-        By the name of a layer without a placement, the one that the plan gives it.
-    tables
-        For meshes of other plans, by their number of positions: the mesh position that has each of
-        theirs.  Tasks of meshes without a table have no place.
-    tiles
-        By the name of a layer that holds an array, its chunks and the bytes of an element.
-    working
-        By key of a task, bytes that it holds while it runs, besides its inputs and its result.
-    gathered
-        Names of the layers of outputs whose blocks the client takes out of tuples.
-    unknown
-        Names of layers whose tasks call functions of which it is unknown how long they take.
-    settings
-        Numbers of the policy.
-    planned_for
-        Number of workers of the plan, see :class:`~dasktile.ir.TiledProgram`.
-    """
-
-    mesh: tuple[int, ...]
-    size: Mapping[str, int]
-    free: Collection[str]
-    tasks: int
-    work: int
-    threads: int = 1
-    positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
-    placements: Mapping[str, Placement] = field(default_factory=dict)
-    tables: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
-    working: Mapping[Key, int] = field(default_factory=dict)
-    gathered: Collection[str] = ()
-    unknown: Collection[str] = ()
-    settings: LowerSettings = DEFAULTS
-    planned_for: int | None = None
 
 
 def fuses(task: Any, reader: Any) -> bool:
@@ -212,7 +97,8 @@ class GraphTasks:
         self._ends = {key for keys in wanted.values() for key in keys}
         #: The number of every key.
         self.number: dict[Key, int] = {}
-        self._futures: set[Key] = set()
+        #: Keys of futures.
+        self.futures: set[Key] = set()
         self._number_tasks(order)
         #: The first item of every key.
         self.heads = [str(head_of(key)) for key in self.keys]
@@ -474,7 +360,7 @@ class GraphTasks:
         for name in sorted(needed, key=lambda name: places.get(whole_layer_name(name), last)):
             for key, task in needed[name].items():
                 if task is None:
-                    self._futures.add(key)
+                    self.futures.add(key)
                     task = DataNode(key, None)
                 if key not in self.number:
                     self.number[key] = len(self.keys)
@@ -495,38 +381,8 @@ class GraphTasks:
 
     @cached_property
     def frozen(self) -> set[int]:
-        """Tasks whose inputs must keep their keys, and all tasks that these depend on."""
-        opaque = {name for name, layer in self.graph.layers.items() if _is_opaque(layer)}
-        usual = {*_PLAIN, DataNode}
-        for number, task in enumerate(self.tasks):
-            if type(task) not in usual:
-                # others of its layer may belong to it, as those of a P2P rechunk do
-                opaque.add(self.layer[number])
-        #: By the identity of a function, whether it is a coroutine function.
-        coroutine: dict[int, bool] = {}
-        for task in self.tasks:
-            if type(task) in (Task, Anchored) and id(task.func) not in coroutine:
-                coroutine[id(task.func)] = iscoroutinefunction(task.func)
-        stack = [
-            number
-            for number, task in enumerate(self.tasks)
-            if self.layer[number] in opaque
-            or self.keys[number] in self._futures
-            or (type(task) in (Task, Anchored) and coroutine[id(task.func)])
-        ]
-        blocks: dict[str, list[int]] = {name: [] for name in self.wanted}
-        for number in sorted(self.kept):
-            blocks[self.layer[number]].append(number)
-        frozen: set[int] = set()
-        while stack:
-            number = stack.pop()
-            if number not in frozen:
-                frozen.add(number)
-                stack.extend(self.reads[number])
-                if self.is_output(number):
-                    # the layer of an output is frozen as a whole
-                    stack.extend(blocks.pop(self.layer[number], ()))
-        return frozen
+        """Tasks that keep their keys, their inputs and their layers."""
+        return frozen_tasks(self)
 
     def _is_fused_by_dask(self, number: int) -> bool:
         """Whether Dask would fuse a task with its only reader."""
@@ -610,7 +466,7 @@ class GraphTasks:
         """For every task, whether a bundle may run it."""
         frozen, annotated = self.frozen, self.annotated
         return [
-            type(task) in _PLAIN and number not in frozen and layer not in annotated
+            type(task) in PLAIN and number not in frozen and layer not in annotated
             for number, (task, layer) in enumerate(zip(self.tasks, self.layer, strict=True))
         ]
 
@@ -633,24 +489,3 @@ def with_key(task: Any, key: Key) -> Any:
     if task.key == key:
         return task
     return Alias(key, task.target) if type(task) is Alias else task.substitute({}, key=key)
-
-
-def predicted_bytes(layers: Iterable[Any]) -> int:
-    """Bytes that names of layers predict that workers receive.
-
-    Parameters
-    ----------
-    layers
-        The names.
-    """
-    placements = map(decode, layers)
-    return sum(placement.predicted for placement in placements if placement is not None)
-
-
-def _is_opaque(layer: Any) -> bool:
-    """Whether the tasks of a layer, and their inputs, must keep their keys."""
-    if any(callable(value) for value in (layer.annotations or {}).values()):
-        return True
-    return type(layer) is not MaterializedLayer and not isinstance(
-        layer, (Blockwise, ArrayOverlapLayer)
-    )

@@ -22,9 +22,9 @@ from dasktile.ir import (
 )
 from dasktile.lower.array_writer import ArrayWriter
 from dasktile.lower.bundle import USUAL, Bundled, BundleForm, bundle
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.placed import guessed_names, placed_tasks
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.written import wanted_keys
 from dasktile.schedule.peaks import PlacedTasks
 

@@ -30,12 +30,12 @@ from dasktile.ir import (
     bounds,
     workers_of_positions,
 )
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fuse import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
 from dasktile.lower.reshard import Windows, block_windows, lengths, normal
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.window_views import WindowView, viewing
 from dasktile.schedule.placement import Placement, decode, token
 

@@ -36,7 +36,8 @@ from dasktile import planning, prediction
 from dasktile.lower import bundle as bundles
 from dasktile.lower import bundle_layout
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.bundle import BundleLimits, bundle
+from dasktile.lower.bundle import bundle
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import pick, run_bundle
 from dasktile.lower.settings import LowerSettings
 from dasktile.lower.writer import Lowered, lower

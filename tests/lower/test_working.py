@@ -15,7 +15,7 @@ from dask._task_spec import DataNode, Task, TaskRef
 from dask.blockwise import Blockwise
 
 import dasktile
-from dasktile.lower.tasks import merged
+from dasktile.lower.merged_layers import merged
 from dasktile.lower.working import working_bytes
 from tests.support import plan_for_workers
 

@@ -16,7 +16,9 @@ import dasktile
 from benchmarks.buffers import Buffers
 from benchmarks.predicted import WAYS, Case, cluster, measure_stock
 from dasktile.capture.references import head_of
-from dasktile.lower.tasks import BundleLimits, GraphTasks, merged
+from dasktile.lower.bundle_limits import BundleLimits
+from dasktile.lower.merged_layers import merged
+from dasktile.lower.tasks import GraphTasks
 
 
 class Peak(WorkerPlugin):

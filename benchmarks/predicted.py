@@ -7,7 +7,8 @@ Every expression runs on single-threaded workers of this process that send each 
 sockets.  Seconds mean nothing here, and sizes are small, because bytes do not depend on the
 machine.  Values are compared with those of Dask.
 
-Expressions: those of `benchmarks.sized`, those of `benchmarks.corpus`, and those of `EXPRESSIONS`.
+Expressions: those of `benchmarks.sized`, those of `benchmarks.corpus`, those of `EXPRESSIONS`, and
+those of `IN_MEMORY`.
 Modes, of `benchmarks.sized` only: as in `benchmarks.placement`.  Ways: see `WAYS`.
 
 Bytes *predicted* are the `bytes_predicted` of ``explain``, *booked* those of ``metrics``, and
@@ -198,6 +199,31 @@ EXPRESSIONS: dict[str, Callable[[], Collections]] = {
 }
 
 
+#: Functions of one persisted array, whose blocks are on the workers where Dask computed them.
+IN_MEMORY: dict[str, Callable[[da.Array], da.Array]] = {
+    "differences": lambda x: da.diff(x, axis=0),
+    "slices": lambda x: x[1:, 1:] - x[:-1, :-1],
+    "gradient": lambda x: da.gradient(x, axis=0),
+    "windows": lambda x: da.lib.stride_tricks.sliding_window_view(x, 5, axis=0).mean(axis=2),
+    "padded": lambda x: da.pad(x, ((2, 2), (0, 0)), mode="edge") * 2,
+    "rolled": lambda x: da.roll(x, 3, axis=0) + x,
+    "stacked": lambda x: da.stack([x, x * 2]).max(axis=0),
+    "running_sum": lambda x: da.nancumsum(x, axis=0),
+    "anomalies": lambda x: (x - x.mean(axis=0)) / x.std(axis=0),
+    "with_transposed": lambda x: x.T + x,
+    "reversed": lambda x: x[::-1] + x,
+    "twice": lambda x: da.concatenate([x, x + 1]).sum(axis=0),
+    "lower_triangle": da.tril,
+}
+
+
+def _in_memory(
+    function: Callable[[da.Array], da.Array], persist: Callable[[Any], Any], _: Any
+) -> Collections:
+    [x] = persist([_random((2000, 2000), (250, 500))])
+    return [function(x)]
+
+
 @dataclass(frozen=True)
 class Case:
     """An expression.
@@ -227,8 +253,10 @@ def cases(folder: Path, modes: Sequence[str] = MODES, size: float = SIZE) -> lis
         Case(name, lambda *_, entry=entry: entry.function(CORPUS_SIZE))
         for name, entry in corpus.WORKLOADS.items()
     ]
+    found += [Case(name, lambda *_, build=build: build()) for name, build in EXPRESSIONS.items()]
     return found + [
-        Case(name, lambda *_, build=build: build()) for name, build in EXPRESSIONS.items()
+        Case(f"in_memory.{name}", partial(_in_memory, function))
+        for name, function in IN_MEMORY.items()
     ]
 
 

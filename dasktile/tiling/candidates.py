@@ -241,7 +241,7 @@ class Space:
             limits.max_followed,
         ):
             array = self.program.nodes[follow.node]
-            edges = tuple(edge.axes for edge in node.edges)
+            edges = tuple((edge.axes, edge.within) for edge in node.edges)
             key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes), node.kind)
             if key not in self._followed:
                 is_product = node.kind is Kind.CONTRACT

@@ -31,10 +31,10 @@ _KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.SCAN, Kind.VIEW, Ki
 
 #: The last block of an axis that follows a persisted one over its longest block, at most (chosen:
 #: longer than that by what is padded, or by a halo).
-LONGER = 1.5
+LONGEST_LAST = 1.5
 
-#: Ways of which those are tried that give each axis of a persisted array a dimension of its own
-#: (chosen: four axes of one size along the same data are rare).
+#: Ways in which the axes of a persisted array may run along the dimensions of one node, at most
+#: (chosen: more than three axes of one size along the same data are rare).
 MOST_ASSIGNED = 4
 
 #: Roles of the labels that may be cut as a persisted array is.
@@ -208,7 +208,8 @@ def _is_shift(axis: AxisMap) -> bool:
 def cuts_along(sizes: tuple[int, ...], length: int) -> tuple[int, ...] | None:
     """The cuts of an axis of some length that follows one that is cut into blocks.
 
-    The last block is shorter or longer; None if it would be empty, or far longer.
+    The last block is shorter or longer; None if it would be empty, or far longer, as for slices
+    that leave out whole blocks.
 
     Parameters
     ----------
@@ -217,8 +218,10 @@ def cuts_along(sizes: tuple[int, ...], length: int) -> tuple[int, ...] | None:
     length
         The length of the other axis.
     """
+    if length == sum(sizes):
+        return sizes
     last = length - sum(sizes[:-1])
-    return (*sizes[:-1], last) if 0 < last <= LONGER * max(sizes) else None
+    return (*sizes[:-1], last) if 0 < last <= LONGEST_LAST * max(sizes) else None
 
 
 def candidates(
@@ -242,7 +245,7 @@ def candidates(
     retile
         False where labels keep their own cuts.
     most
-        Arrays at the most.
+        Number of ways after which no further array is tried.
     """
     node = program.nodes[index]
     by_block = not retile and _reads_by_block(program, node)
@@ -278,7 +281,6 @@ def kept(
     """Ways in which a node's array may be kept in the blocks of a persisted array.
 
     The parameters are those of :func:`candidates`.  The dims of each are axes of the node's array.
-    At most `most` arrays are followed.
     """
     node = program.nodes[index]
     classes = [
@@ -292,7 +294,8 @@ def kept(
             axis: [
                 place
                 for place, klass in enumerate(classes)
-                if klass == members[leader][axis] and cuts_along(sizes, node.shape[place])
+                if klass == members[leader][axis]
+                and cuts_along(sizes, node.shape[place]) is not None
             ]
             for axis, sizes in enumerate(array.chunks)
             if len(sizes) > 1
@@ -306,10 +309,10 @@ def kept(
 
 def _assigned(matches: Mapping[int, Sequence[int]], axes: int) -> Iterator[tuple[int | None, ...]]:
     """Ways to give each of some axes, of so many, another one of the dimensions that match it."""
-    for chosen in itertools.islice(itertools.product(*matches.values()), MOST_ASSIGNED):
-        if len(set(chosen)) == len(chosen):
-            along = dict(zip(matches, chosen, strict=True))
-            yield tuple(along.get(axis) for axis in range(axes))
+    ways = (way for way in itertools.product(*matches.values()) if len(set(way)) == len(way))
+    for way in itertools.islice(ways, MOST_ASSIGNED):
+        along = dict(zip(matches, way, strict=True))
+        yield tuple(along.get(axis) for axis in range(axes))
 
 
 def _reads_by_block(program: Program, node: Node) -> bool:
@@ -364,8 +367,7 @@ def followed(
     owned = _arranged(grid, [cut[label] for label in order])
     edges = {}
     for label, axis in cut.items():
-        cuts = cuts_along(array.chunks[axis], node.labels[label].size)
-        edges[label] = np.asarray(bounds(cuts or ()), dtype=np.int64)
+        edges[label] = _edges_along(array.chunks[axis], node.labels[label].size)
 
     def blocks(
         maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
@@ -462,6 +464,13 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
     return parts, np.moveaxis(read, -1, place)
 
 
+def _edges_along(sizes: tuple[int, ...], length: int) -> Ints:
+    """Boundaries of the blocks of an axis that follows another one."""
+    cuts = cuts_along(sizes, length)
+    assert cuts is not None, "candidates have cuts"
+    return np.asarray(bounds(cuts), dtype=np.int64)
+
+
 def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:
     """The same for an array that is kept in the blocks of a persisted array."""
     grid = _owners(array, workers)
@@ -469,9 +478,7 @@ def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Foll
     places = sorted(cut)
     owned = _arranged(grid, [cut[place] for place in places])
     edges = tuple(
-        np.asarray(bounds(cuts_along(array.chunks[cut[place]], size) or ()), dtype=np.int64)
-        if place in cut
-        else np.array([0, size])
+        _edges_along(array.chunks[cut[place]], size) if place in cut else np.array([0, size])
         for place, size in enumerate(node.shape)
     )
     blocks = Blocks(edges, owned.reshape(workers, *(len(bound) - 1 for bound in edges)))

@@ -86,7 +86,7 @@ class CandidateLimits:
         following moves nothing (chosen).
     follow_cheap_balance
         The same limit for other operations, which take less time than sending their inputs, and
-        which Dask runs where these are (chosen).
+        which Dask runs where these are (chosen; of up to three workers, one may do all of it).
     max_followed
         Persisted arrays that one node may follow, the largest ones first.
     small_share

@@ -46,7 +46,7 @@ def sent_share(
     own = [axis for axis, out in enumerate(node.out) if out.label is not None]
     inner = [axis for axis, out in enumerate(node.out) if out.label is None]
     of_boxes = np.logical_and.reduce([_whole(node, need, own, inner) for need in needs])
-    of_blocks = [_is_whole(reads, inner) for reads in needed_blocks]
+    of_blocks = [_is_whole(node, reads, inner) for reads in needed_blocks]
     whole = np.append(of_boxes, np.array(of_blocks, dtype=bool))
     there = _lengths(held, held_blocks, own)
     needed = _lengths(needs[0], [reads[0] for reads in needed_blocks], own)
@@ -69,10 +69,10 @@ def _whole(node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]) ->
     return (full | ~need.active).all(axis=1)
 
 
-def _is_whole(reads: Sequence[Blocks], inner: Sequence[int]) -> bool:
+def _is_whole(node: Node, reads: Sequence[Blocks], inner: Sequence[int]) -> bool:
     """The same for a candidate that is blocks."""
     return all(
-        all(len(read.edges[axis]) == 2 for axis in inner)
+        all(tuple(read.edges[axis]) == (0, node.shape[axis]) for axis in inner)
         and all(step.step == 1 for step in read.steps)
         for read in reads
     )

@@ -395,6 +395,28 @@ def test_blocks_stay_where_they_are(name, workers, cluster):
     np.testing.assert_allclose(planned, NEAR[name](da.from_array(values, chunks=(80, 160))))
 
 
+def test_windows_that_are_cut_are_sent_as_they_are(cluster):
+    """They would be several times the array."""
+    machine = cluster(2)
+    values = [np.random.default_rng(seed).random((600, 400)) for seed in range(2)]
+    x = machine.evenly(machine.persisted("x", values[0], (60, 400)))
+    y = machine.evenly(machine.persisted("y", values[1], (50, 400)))
+    windows = da.lib.stride_tricks.sliding_window_view(x, 5, axis=0)
+    predicted, moved = honest([windows[..., 1:].max(axis=2) - y[4:]], machine)
+    assert moved == pytest.approx(predicted, rel=0.05, abs=10_000)
+    assert moved < x.nbytes
+
+
+@pytest.mark.parametrize("chunks", [((10, 10, 0), (8,)), ((10, 7, 3), (4, 4))])
+def test_a_persisted_array_follows_itself(chunks, cluster):
+    machine = cluster(2)
+    values = np.random.default_rng(0).random((20, 8))
+    x = machine.evenly(machine.persisted("x", values, chunks))
+    with dask.config.set(EAGER):
+        planned = dasktile.optimize(x - x.mean(axis=0))
+    np.testing.assert_allclose(planned, values - values.mean(axis=0))
+
+
 def test_a_transposed_array_moves_once(cluster):
     """Both axes of the array are cut along both axes of the sum."""
     machine = cluster(4)
@@ -521,7 +543,7 @@ def test_a_plan_does_not_move_more_persisted_blocks_than_dask(cluster, monkeypat
     x = machine.persisted("x", values, (100, 400))
     for number in range(16):
         machine.has[(x.name, number, 0)] = machine.names[number % 4]
-    # no tiling has its tiles where the blocks are, Dask's scheduler runs the tasks there
+    # tiles follow no slice that leaves out whole blocks; Dask runs the tasks where the blocks are
     both = da.concatenate([x, x + 1])[800:].sum(axis=1)
     told = dasktile.explain(both)
     assert dasktile.optimize(both) is both

@@ -219,11 +219,14 @@ def logged() -> Iterator[list[str]]:
 def state_of(cluster: LocalCluster) -> Any:
     """The state that the plugins change."""
     scheduler = cluster.scheduler
+    # a cluster object writes its name there at any time
+    metadata = {key: value for key, value in scheduler.task_metadata.items()
+                if key != "cluster-manager-info"}  # fmt: skip
     return [
         sorted(scheduler.plugins),
         sorted(scheduler.worker_plugins),
         sorted(type(policy).__name__ for policy in scheduler.extensions["amm"].policies),
-        dict(scheduler.task_metadata),
+        metadata,
         list(scheduler.http_application.applications),
         [
             [

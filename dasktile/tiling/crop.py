@@ -74,7 +74,7 @@ def needed_ranges(program: Program, needed: Mapping[str, Needed]) -> tuple[Range
         if blocks is not None and index not in outputs:
             is_read = bool(reads[index]) or bool(blocks.any())
             ranges = _ranges(node, blocks, reads[index]) if is_read else _nothing(node)
-            is_read = ranges == () or ranges != _nothing(node)
+            is_read = _is_read(node, ranges)
         found[index] = ranges
         is_less |= ranges != whole
         for edge in node.edges if is_read else ():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dasktile import tiling
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import Needed, has_effects, needed_blocks
-from dasktile.ir import Kind, Node, Ranges
+from dasktile.ir import Kind, Node, Program, Ranges
 from dasktile.request import Request
 
 #: Share of the blocks of an array that is needed, below which the others are not computed (chosen).
@@ -49,11 +49,11 @@ def needs_of(request: Request, captured: Captured) -> Needs:
         The arrays, and their program.
     """
     program, wanted = captured.program, wanted_blocks(request)
-    outputs = {array.name: array.numblocks for array in request.arrays}
-    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
+    culled = _may_be_culled(captured, wanted)
     if not any(cull and takes_time(node) for node, cull in zip(program.nodes, culled, strict=True)):
         return Needs(wanted, {})
     numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
+    outputs = {name: blocks.shape for name, blocks in wanted.items()}
     needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
     partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
     ranges = tiling.needed_ranges(program, partial)
@@ -64,6 +64,24 @@ def needs_of(request: Request, captured: Captured) -> Needs:
         if node.edges and node.name in partial
     )
     return Needs(wanted, partial if any(not_computed(captured, partial)) else {}, ranges, is_whole)
+
+
+def needed_program(captured: Captured, ranges: tuple[Ranges, ...] | None) -> Program:
+    """The part of a captured program for which tiles are chosen.
+
+    Parameters
+    ----------
+    captured
+        The program.
+    ranges
+        As in `Needs`.
+    """
+    return captured.program if ranges is None else tiling.crop(captured.program, ranges)
+
+
+def _may_be_culled(captured: Captured, wanted: Mapping[str, Needed]) -> list[bool]:
+    """For every node, False if all of its blocks are certainly needed."""
+    return tiling.may_be_culled(captured.program, [bool(each.all()) for each in wanted.values()])
 
 
 def wanted_blocks(request: Request) -> dict[str, Needed]:
@@ -115,11 +133,11 @@ def counts_unneeded(request: Request, captured: Captured, needs: Needs, exact: b
     """
     if needs.is_whole is not None:
         return not needs.is_whole
-    program = captured.program
-    if not any(tiling.may_be_culled(program, [bool(each.all()) for each in needs.wanted.values()])):
+    if not any(_may_be_culled(captured, needs.wanted)):
         return False
     if not exact:
         return True
-    computed = {node.name: tuple(map(len, node.chunks)) for node in program.nodes if node.edges}
+    nodes = captured.program.nodes
+    computed = {node.name: tuple(map(len, node.chunks)) for node in nodes if node.edges}
     needed = needed_blocks(request.graph, request.keys, computed)
     return not all(blocks.all() for blocks in needed.values())

@@ -19,7 +19,7 @@ from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
-from dasktile.needs import Needs, counts_unneeded, needs_of, not_computed
+from dasktile.needs import Needs, counts_unneeded, needed_program, needs_of, not_computed
 from dasktile.prediction import Prediction
 from dasktile.request import Request
 from dasktile.tiling.memo import tile_again
@@ -479,10 +479,9 @@ def tile(
     tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Tile a captured program, or ranges of it; options are as in `dasktile.tiling.tile`."""
-    program = captured.program
     decide = tile_again if config.setting("reuse-plans") else tiling.tile
     return decide(
-        program if ranges is None else tiling.crop(program, ranges),
+        needed_program(captured, ranges),
         workers=target.workers,
         threads=target.threads,
         room=target.room,

@@ -9,14 +9,13 @@ from dataclasses import replace
 
 from dasktile import config
 from dasktile.capture.base import Captured
-from dasktile.needs import needs_of
+from dasktile.needs import needed_program, needs_of
 from dasktile.planning import capture, plan_request, tile, too_many_tasks
 from dasktile.request import Request
 from dasktile.tiling import (
     FEW_TASKS,
     MemoryLimitError,
     TooManyTasksError,
-    crop,
     least_tasks,
     most_tasks,
 )
@@ -54,7 +53,7 @@ def refuse_many_tasks(request: Request, captured: Captured) -> None:
         return
     ranges = needs_of(request, captured).ranges
     if ranges is not None:
-        program = crop(program, ranges)
+        program = needed_program(captured, ranges)
         least = least_tasks(program, limit)
     price = tile(captured, request.machine, "none", limit, ranges).before
     before, allowed = sum(price.tasks), config.setting("tiling.many-tasks")
@@ -90,7 +89,7 @@ def _larger_limit(request: Request, error: TooManyTasksError) -> str:
     """A memory limit that does not make too many tasks, in words; empty if none is found."""
     captured, settings = capture(request, {}), request.machine.settings()
     machine, ranges = request.machine, needs_of(request, captured).ranges
-    program = captured.program if ranges is None else crop(captured.program, ranges)
+    program = needed_program(captured, ranges)
     own = tile(captured, machine, "none", error.limit, ranges).before
     most, largest = most_tasks(error.before, error.allowed), max(own.peak)
     # the smallest limit for which the bound allows few enough tasks

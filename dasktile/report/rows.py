@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dasktile.ir import Chunks
@@ -205,13 +205,7 @@ def kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
     for index, node in enumerate(nodes):
         if node.reason and node.reason != verdict:
             groups.setdefault(node.reason, []).append(index)
-    if not groups:
-        return []
-    lines = ["chunks kept:"]
-    for reason, members in groups.items():
-        names = [row_name(index, nodes[index]) for index in members]
-        lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {reason}")
-    return lines
+    return _group_lines("chunks kept:", groups, nodes)
 
 
 def needed_lines(nodes: Sequence[NodeReport]) -> list[str]:
@@ -223,12 +217,17 @@ def needed_lines(nodes: Sequence[NodeReport]) -> list[str]:
             slices = [":" if part == (0, size) else "{}:{}".format(*part) for part, size in sizes]
             part = "nothing" if (0, 0) in node.needed else f"[{', '.join(slices)}]"
             groups.setdefault(part, []).append(index)
-    if not groups:
-        return []
-    lines = ["only parts are needed:"]
-    for part, members in groups.items():
+    return _group_lines("only parts are needed:", groups, nodes)
+
+
+def _group_lines(
+    title: str, groups: Mapping[str, Sequence[int]], nodes: Sequence[NodeReport]
+) -> list[str]:
+    """A title, and a line for each text with the rows that it is about; nothing without texts."""
+    lines = [title] if groups else []
+    for text, members in groups.items():
         names = [row_name(index, nodes[index]) for index in members]
-        lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {part}")
+        lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {text}")
     return lines
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from dasktile.ir import (
     AxisMap,
@@ -38,11 +37,9 @@ from dasktile.ir import (
     bounds,
     output_chunks,
 )
+from dasktile.tiling.needed import Needed
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.rewrite import extended_as, is_copy
-
-#: For every block that an array has in the input graph, whether it is needed.
-Needed = npt.NDArray[np.bool_]
 
 
 def needed_ranges(program: Program, needed: Mapping[str, Needed]) -> tuple[Ranges, ...] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
 from dasktile.ir.disjoint import root
-from dasktile.tiling.strided import Strided, steps_of
+from dasktile.tiling.blocks import Blocks
+from dasktile.tiling.strided import steps_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -39,102 +40,6 @@ MOST_ASSIGNED = 4
 
 #: Roles of the labels that may be cut as a persisted array is.
 _ROLES = frozenset({Role.FREE, Role.REDUCE, Role.SCAN, Role.PINNED})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
-    """A grid of blocks, and the worker that has each.
-
-    Parameters
-    ----------
-    edges
-        Boundaries of the blocks along each axis.
-    owned
-        True where a worker has a block, (workers, blocks along each axis).
-    steps
-        As in :class:`~dasktile.tiling.candidates.Boxes`.
-    """
-
-    edges: tuple[Ints, ...]
-    owned: Bools
-    steps: tuple[Strided, ...] = ()
-
-    def volume(self) -> Floats:
-        """Elements of each worker."""
-        elements = self.owned.astype(np.float64)
-        for edges in reversed(self.edges):
-            elements = elements @ np.diff(edges).astype(np.float64)
-        return elements
-
-    def numbered(self, steps: Sequence[Strided]) -> Blocks:
-        """The blocks of these elements of each axis; all elements count so far."""
-        if not steps:
-            return self
-        edges = (step.before(edges) for step, edges in zip(steps, self.edges, strict=True))
-        return Blocks(tuple(edges), self.owned, tuple(steps))
-
-    def in_boxes(
-        self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats, Ints] | None = None
-    ) -> Floats:
-        """Elements that workers have of their boxes, (candidates,) for (candidates, workers).
-
-        All elements count in the boxes, or those that count in the blocks.  `counted` are an axis
-        along which only some do, their numbers by block, kind and worker, and the kind of each
-        candidate.
-        """
-        elements = np.zeros(len(lo))
-        for worker, owned in enumerate(self.owned):
-            if not owned.any():
-                continue
-            left = np.broadcast_to(owned.astype(np.float64), (len(lo), *owned.shape))
-            for axis, edges in enumerate(self.edges):
-                if counted is not None and counted[0] == axis:
-                    shared = counted[1][..., worker][:, counted[2]].T
-                else:
-                    shared = np.maximum(
-                        np.minimum(hi[:, worker, axis, None], edges[None, 1:])
-                        - np.maximum(lo[:, worker, axis, None], edges[None, :-1]),
-                        0,
-                    )
-                left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
-            elements += left * active[:, worker]
-        return elements
-
-    def by_block(self, other: Blocks) -> Floats:
-        """Elements that each worker has in the other, by block of this grid: (workers, blocks)."""
-        left = other.owned.astype(np.float64)
-        for own, others in zip(self.edges, other.edges, strict=True):
-            lo = np.maximum(own[None, :-1], others[:-1, None])
-            hi = np.minimum(own[None, 1:], others[1:, None])
-            matrix = np.maximum(hi - lo, 0).astype(np.float64)
-            # the first axis of the other's blocks becomes the last, an axis of this grid
-            left = np.tensordot(left, matrix, axes=(1, 0))
-        return left.reshape(len(left), -1)
-
-    def common(self, other: Blocks) -> float:
-        """Elements that the same worker has in both."""
-        matrices = []
-        for own, others in zip(self.edges, other.edges, strict=True):
-            lo = np.maximum(own[:-1, None], others[None, :-1])
-            hi = np.minimum(own[1:, None], others[None, 1:])
-            matrices.append(np.maximum(hi - lo, 0).astype(np.float64))
-        total = 0.0
-        for mine, theirs in zip(self.owned, other.owned, strict=True):
-            left = mine.astype(np.float64)
-            for matrix in matrices:
-                # the first axis of mine becomes the last, an axis of the other's
-                left = np.moveaxis(np.tensordot(matrix, left, axes=(0, 0)), 0, -1)
-            total += float((left * theirs).sum())
-        return total
-
-    def union(self, other: Blocks) -> Blocks | None:
-        """What a worker has in either; None where the grids differ."""
-        if self.steps != other.steps or any(
-            not np.array_equal(own, others)
-            for own, others in zip(self.edges, other.edges, strict=True)
-        ):
-            return None
-        return Blocks(self.edges, self.owned | other.owned, self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,25 +155,16 @@ def candidates(
     node = program.nodes[index]
     by_block = not retile and _reads_by_block(program, node)
     if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
-        return
-    offered = 0
-    for leader in leading:
-        array = program.nodes[leader]
-        matches = {
-            axis: [
-                label
-                for label, klass in enumerate(members[index])
-                if klass == members[leader][axis]
-                and _cuttable(node, label, sizes, retile, by_block)
-            ]
-            for axis, sizes in enumerate(array.chunks)
-            if len(sizes) > 1
-        }
-        for dims in _assigned(matches, len(array.shape)):
-            yield Follow(array.name, leader, dims)
-            offered += 1
-        if offered >= most:
-            return
+        return iter(())
+
+    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> list[int]:
+        return [
+            label
+            for label, klass in enumerate(members[index])
+            if klass == members[leader][axis] and _cuttable(node, label, sizes, retile, by_block)
+        ]
+
+    return _along_leaders(program, leading, matching, most)
 
 
 def kept(
@@ -287,16 +183,29 @@ def kept(
         members[index][axis.label] if axis.label is not None and axis.identity else -1
         for axis in node.out
     ]
+
+    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> list[int]:
+        return [
+            place
+            for place, klass in enumerate(classes)
+            if klass == members[leader][axis] and cuts_along(sizes, node.shape[place]) is not None
+        ]
+
+    return _along_leaders(program, leading, matching, most)
+
+
+def _along_leaders(
+    program: Program,
+    leading: Sequence[int],
+    matching: Callable[[int, int, tuple[int, ...]], Sequence[int]],
+    most: int,
+) -> Iterator[Follow]:
+    """Ways to follow arrays; `matching` has the dimensions that may run along an axis of one."""
     offered = 0
     for leader in leading:
         array = program.nodes[leader]
         matches = {
-            axis: [
-                place
-                for place, klass in enumerate(classes)
-                if klass == members[leader][axis]
-                and cuts_along(sizes, node.shape[place]) is not None
-            ]
+            axis: matching(leader, axis, sizes)
             for axis, sizes in enumerate(array.chunks)
             if len(sizes) > 1
         }
@@ -365,9 +274,10 @@ def followed(
     order = [label for label in range(len(node.labels)) if label in cut]
     # (workers, blocks along the followed labels in their order)
     owned = _arranged(grid, [cut[label] for label in order])
-    edges = {}
-    for label, axis in cut.items():
-        edges[label] = _edges_along(array.chunks[axis], node.labels[label].size)
+    edges = {
+        label: _edges_along(array.chunks[axis], node.labels[label].size)
+        for label, axis in cut.items()
+    }
 
     def blocks(
         maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]

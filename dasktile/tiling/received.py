@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Chunks, bounds
+from dasktile.tiling.blocks import Blocks
 from dasktile.tiling.boxes import Boxes, Taken, paired, take
-from dasktile.tiling.follow import Blocks
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.strided import Strided
 

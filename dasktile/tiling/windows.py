@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Node
+from dasktile.tiling.blocks import Blocks
 from dasktile.tiling.boxes import Boxes
-from dasktile.tiling.follow import Blocks
 
 Bools = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.float64]

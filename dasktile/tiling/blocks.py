@@ -1,0 +1,111 @@
+"""Blocks of an array, each on any worker, and what two such grids of blocks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.tiling.strided import Strided
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """A grid of blocks, and the worker that has each.
+
+    Parameters
+    ----------
+    edges
+        Boundaries of the blocks along each axis.
+    owned
+        True where a worker has a block, (workers, blocks along each axis).
+    steps
+        As in :class:`~dasktile.tiling.candidates.Boxes`.
+    """
+
+    edges: tuple[Ints, ...]
+    owned: Bools
+    steps: tuple[Strided, ...] = ()
+
+    def volume(self) -> Floats:
+        """Elements of each worker."""
+        elements = self.owned.astype(np.float64)
+        for edges in reversed(self.edges):
+            elements = elements @ np.diff(edges).astype(np.float64)
+        return elements
+
+    def numbered(self, steps: Sequence[Strided]) -> Blocks:
+        """The blocks of these elements of each axis; all elements count so far."""
+        if not steps:
+            return self
+        edges = (step.before(edges) for step, edges in zip(steps, self.edges, strict=True))
+        return Blocks(tuple(edges), self.owned, tuple(steps))
+
+    def in_boxes(
+        self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats, Ints] | None = None
+    ) -> Floats:
+        """Elements that workers have of their boxes, (candidates,) for (candidates, workers).
+
+        All elements count in the boxes, or those that count in the blocks.  `counted` are an axis
+        along which only some do, their numbers by block, kind and worker, and the kind of each
+        candidate.
+        """
+        elements = np.zeros(len(lo))
+        for worker, owned in enumerate(self.owned):
+            if not owned.any():
+                continue
+            left = np.broadcast_to(owned.astype(np.float64), (len(lo), *owned.shape))
+            for axis, edges in enumerate(self.edges):
+                if counted is not None and counted[0] == axis:
+                    shared = counted[1][..., worker][:, counted[2]].T
+                else:
+                    shared = np.maximum(
+                        np.minimum(hi[:, worker, axis, None], edges[None, 1:])
+                        - np.maximum(lo[:, worker, axis, None], edges[None, :-1]),
+                        0,
+                    )
+                left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
+            elements += left * active[:, worker]
+        return elements
+
+    def by_block(self, other: Blocks) -> Floats:
+        """Elements that each worker has in the other, by block of this grid: (workers, blocks)."""
+        left = other.owned.astype(np.float64)
+        for own, others in zip(self.edges, other.edges, strict=True):
+            lo = np.maximum(own[None, :-1], others[:-1, None])
+            hi = np.minimum(own[None, 1:], others[1:, None])
+            matrix = np.maximum(hi - lo, 0).astype(np.float64)
+            # the first axis of the other's blocks becomes the last, an axis of this grid
+            left = np.tensordot(left, matrix, axes=(1, 0))
+        return left.reshape(len(left), -1)
+
+    def common(self, other: Blocks) -> float:
+        """Elements that the same worker has in both."""
+        matrices = []
+        for own, others in zip(self.edges, other.edges, strict=True):
+            lo = np.maximum(own[:-1, None], others[None, :-1])
+            hi = np.minimum(own[1:, None], others[None, 1:])
+            matrices.append(np.maximum(hi - lo, 0).astype(np.float64))
+        total = 0.0
+        for mine, theirs in zip(self.owned, other.owned, strict=True):
+            left = mine.astype(np.float64)
+            for matrix in matrices:
+                # the first axis of mine becomes the last, an axis of the other's
+                left = np.moveaxis(np.tensordot(matrix, left, axes=(0, 0)), 0, -1)
+            total += float((left * theirs).sum())
+        return total
+
+    def union(self, other: Blocks) -> Blocks | None:
+        """What a worker has in either; None where the grids differ."""
+        if self.steps != other.steps or any(
+            not np.array_equal(own, others)
+            for own, others in zip(self.edges, other.edges, strict=True)
+        ):
+            return None
+        return Blocks(self.edges, self.owned | other.owned, self.steps)

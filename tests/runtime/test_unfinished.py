@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ import dask.array as da
 import distributed
 import numpy as np
 import pytest
-from distributed import Client, Event, wait
+from distributed import Client, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
@@ -24,16 +26,22 @@ from dasktile.cluster import target
 from dasktile.cluster.target import _expected
 from dasktile.report.formatting import format_bytes
 
+LIMIT = 60
+# of threads: the event of distributed takes the newest client of the process, also one that is not
+# connected yet
+EVENTS: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+
 
 @pytest.fixture
 def client() -> Iterator[Client]:
+    EVENTS.clear()
     with dask.config.set({"distributed.scheduler.work-stealing": False}), cluster(4) as client:
         dasktile.enable(client)
         yield client
 
 
 def when_set(block: np.ndarray, event: str) -> np.ndarray:
-    Event(event).wait()
+    assert EVENTS[event].wait(LIMIT)
     return block + 1
 
 
@@ -60,7 +68,7 @@ def test_blocks_are_awaited(whose: str, client: Client, monkeypatch: pytest.Monk
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        Event("first").set()
+        EVENTS["first"].set()
         wait(x)
 
     monkeypatch.setattr(target, "sleep", pause)
@@ -86,7 +94,7 @@ def test_the_input_is_kept_where_it_is_unknown_what_moves(client: Client) -> Non
         y = da.random.default_rng(1).random((4000, 4000), chunks=(200, 4000))
         other = y.T @ y + small.sum()
         assert dasktile.explain(other).changed
-    Event("second").set()
+    EVENTS["second"].set()
     wait([x, small])
     # now it is known
     assert dasktile.explain(array).changed
@@ -108,7 +116,7 @@ def test_a_graph_that_the_scheduler_has_not_received_is_unfinished(client: Clien
         told = dasktile.explain(scores(x))
         assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
         client.loop.add_callback(arrived.set)
-        Event("third").set()
+        EVENTS["third"].set()
         wait(x)
     assert dasktile.explain(scores(x)).changed
 

@@ -89,7 +89,7 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
                 home = layer.home(part[1:])
                 block = layer.followed(part[1:])
                 if block is not None and layer.placement and layer.placement.follow:
-                    home = known.get((leaders.get(layer.placement.follow[0]), *block))
+                    home = known.get((leaders.get(layer.placement.follow.token), *block))
         if home is None:
             there = Counter(actual for read in task.dependencies if (actual := homes.get(read)))
             home = max(there, key=lambda name: (there[name], name)) if there else None

@@ -245,8 +245,8 @@ class Names:
             return ()
         follow: Any = ()
         if placement.follow is not None:
-            array, axes = placement.follow
-            follow = self._token(array), axes
+            leader = placement.follow
+            follow = self._token(leader.token), leader.dims, leader.numbers
         return (
             placement.mesh,
             repr(placement.sharding),

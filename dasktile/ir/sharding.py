@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dasktile.ir.block_numbers import Numbers, followed_block
 from dasktile.ir.program import bounds
 
 
@@ -160,27 +161,48 @@ class Follow:
     array, node
         Name of the persisted array, and the index of its node.
     dims
-        For every axis of that array, the label, axis or index dimension along it; None for its
-        first block.
+        For every axis of that array, the label, axis or index dimension along it; None for none.
+    numbers
+        For every axis of that array, the number of the block that each block of the dimension
+        follows; None where that is its own number.  Without a dimension, the first counts.
     """
 
     array: str
     node: int
     dims: tuple[int | None, ...]
+    numbers: tuple[Numbers | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.numbers:
+            object.__setattr__(self, "numbers", (None,) * len(self.dims))
 
     def seen(self, places: Sequence[int | None]) -> Follow:
         """The placement for another index, whose dimensions are `places` of this index."""
-        return Follow(
-            self.array,
-            self.node,
-            tuple(None if dim is None or dim not in places else places.index(dim)
-                  for dim in self.dims),
-        )  # fmt: skip
+        dims = tuple(
+            None if dim is None or dim not in places else places.index(dim) for dim in self.dims
+        )
+        numbers = (
+            own if dim is not None or own is None else own[:1]
+            for dim, own in zip(dims, self.numbers, strict=True)
+        )
+        return Follow(self.array, self.node, dims, tuple(numbers))
 
     def after(self, count: int) -> Follow:
         """The placement for an index with `count` more dimensions in front."""
         dims = tuple(None if dim is None else dim + count for dim in self.dims)
-        return Follow(self.array, self.node, dims)
+        return Follow(self.array, self.node, dims, self.numbers)
+
+    def grouped(self, dim: int, blocks: Sequence[int]) -> Follow:
+        """The placement where a dimension has only these of its blocks."""
+        numbers = tuple(
+            own if along != dim else tuple(block if own is None else own[block] for block in blocks)
+            for along, own in zip(self.dims, self.numbers, strict=True)
+        )
+        return Follow(self.array, self.node, self.dims, numbers)
+
+    def block(self, index: Sequence[int]) -> tuple[int, ...]:
+        """The block of the array that a block of the index follows."""
+        return followed_block(self.dims, self.numbers, index)
 
 
 #: Which worker has each block: a mesh divides the dimensions, or each follows a persisted array.

@@ -207,6 +207,11 @@ def _held(check: Check, index: int) -> Fault:
         dims = tuple(None if label is None else labels.index(label) for label in shown)
         if (held.node, held.dims) != (work.node, dims):
             return f"the result is where {held} is; expected dims {dims}, as its labels"
+        if any(
+            own != other and (dim is not None or (own or (0,))[0] != (other or (0,))[0])
+            for dim, own, other in zip(dims, held.numbers, work.numbers, strict=True)
+        ):
+            return f"the result follows blocks {held.numbers}; expected {work.numbers}, as the work"
         return None
     reduced = {
         axis
@@ -383,16 +388,23 @@ def _followed(check: Check, where: Follow, chunks: Chunks, what: str, own: bool)
     dims = [dim for dim in where.dims if dim is not None]
     if len(where.dims) != len(array.shape) or len(set(dims)) != len(dims):
         return f"the axes of {where.array!r} run along {where.dims}; expected one {what} for each"
-    for axis, (dim, sizes) in enumerate(zip(where.dims, array.chunks, strict=True)):
-        if dim is None and len(sizes) > 1 and what == "label":
+    for axis, (dim, sizes, numbers) in enumerate(
+        zip(where.dims, array.chunks, where.numbers, strict=True)
+    ):
+        if dim is None and numbers is None and len(sizes) > 1 and what == "label":
             return f"axis {axis} of {where.array!r} runs along no label; expected one"
-        # the last block of a slice, a stencil or a padded array has another size
-        if dim is not None and (
-            not 0 <= dim < len(chunks)
-            or len(chunks[dim]) != len(sizes)
-            or chunks[dim][:-1] != sizes[:-1]
-        ):
-            return f"{what} {dim} of {chunks} follows {where.array!r}; expected its chunks {sizes}"
+        if dim is not None and not 0 <= dim < len(chunks):
+            return f"{what} {dim} follows {where.array!r}; there are {len(chunks)}"
+        blocks = 1 if dim is None else len(chunks[dim])
+        if numbers is not None and blocks != len(numbers):
+            return (
+                f"{blocks} tiles along {what} {dim} follow {len(numbers)} blocks; expected one each"
+            )
+        if any(not 0 <= number < len(sizes) for number in numbers or (blocks - 1,)):
+            return (
+                f"{blocks} tiles along {what} {dim} follow blocks {numbers} of {where.array!r}; "
+                f"expected some of {len(sizes)} along its axis {axis}"
+            )
     return None
 
 

@@ -294,18 +294,19 @@ class ArrayWriter(WrittenArrays):
     def blocks_needed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
         """Where the blocks of an edge with its own chunks are needed."""
         work, held = tiling.work_at, tiling.held_at
-        if work is None or held is None or isinstance(work, Follow):
+        if work is None or held is None:
             return None
         counts = tuple(map(len, chunks))
         if all(axis.label is None for axis in edge.axes):
             # block for block is the likely reading where no axis has a label
             return held if counts == tuple(map(len, tiling.chunks)) else None
-        return work.seen(
-            [
-                None if axis.label is None or len(tiling.cuts[axis.label]) != count else axis.label
-                for axis, count in zip(edge.axes, counts, strict=True)
-            ]
-        )
+        places = [
+            None if axis.label is None or len(tiling.cuts[axis.label]) != count else axis.label
+            for axis, count in zip(edge.axes, counts, strict=True)
+        ]
+        if isinstance(work, Follow) and not set(work.dims) <= {*places, None}:
+            return None
+        return work.seen(places)
 
     def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:
         """The layer that holds an output, with the name and the chunks that it must have."""

@@ -12,7 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile.ir import Chunks, Follow, Node, Sharding, Tiling, Where
 from dasktile.lower.names import step_layer_name
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.schedule.placement import Placement, token
+from dasktile.schedule.placement import Leader, Placement, token
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def placement(
     if not mesh or decided is None:
         return None
     if isinstance(where, Follow):
-        followed = token(where.array), where.dims
-        return Placement(mesh, Sharding(), predicted, followed, planned_for)
+        leader = Leader(token(where.array), where.dims, where.numbers)
+        return Placement(mesh, Sharding(), predicted, leader, planned_for)
     return Placement(mesh, where or Sharding(), predicted, None, planned_for)
 
 
@@ -138,12 +138,12 @@ def home_position(
         return Placement(mesh, work_at).position
     if leader is None or leader.homes is None:
         return lambda block: 0
-    homes, numblocks, dims = leader.homes, tuple(map(len, leader.chunks)), work_at.dims
+    homes, numblocks = leader.homes, tuple(map(len, leader.chunks))
 
     def position(block: Sequence[int]) -> int:
         number = 0
-        for dim, count in zip(dims, numblocks, strict=True):
-            number = number * count + (0 if dim is None else block[dim])
+        for along, count in zip(work_at.block(block), numblocks, strict=True):
+            number = number * count + along
         return homes[number][0] if homes[number] else 0
 
     return position

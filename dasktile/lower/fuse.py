@@ -274,7 +274,7 @@ class _Fusion:
         """The home workers that the names of keys give."""
         placements = {name: decode(name) for name in set(names)}
         tokens = {
-            placement.follow[0]
+            placement.follow.token
             for placement in placements.values()
             if placement is not None and placement.follow is not None
         }
@@ -290,7 +290,7 @@ class _Fusion:
                 homes.append(None)
             elif placement.follow is not None:
                 block = placement.followed(key[1:])
-                homes.append(None if block is None else (placement.follow[0], block))
+                homes.append(None if block is None else (placement.follow.token, block))
             else:
                 position = placement.position_of(key[1:])
                 homes.append(None if position is None else (placement.mesh, position))

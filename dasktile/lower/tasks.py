@@ -435,7 +435,7 @@ class GraphTasks:
             return None
         if placement.follow is not None:
             block = placement.followed(key[1:])
-            blocks = self.limits.positions.get(placement.follow[0], {})
+            blocks = self.limits.positions.get(placement.follow.token, {})
             return None if block is None else blocks.get(block)
         position = placement.position_of(key[1:])
         if position is None or placement.mesh == self.limits.mesh:

@@ -19,6 +19,12 @@ dimension have one of these forms:
 - ``m40``, ``n40``: 40 blocks in near-even parts, whose boundaries are rounded, or rounded down.
 
 The last form is not exact: it stands for parts that the others need too many letters for.
+
+A part ``f5f3b0c24a1.0.`` in place of dimensions says that tiles follow the blocks of an array,
+whose name has that token: dimension 0 numbers the blocks of its first axis, and of its second axis
+tiles follow the first block.  A part ``g0.2x2n3.7d1n4`` after it says that the blocks of a
+dimension, here of that along the first axis, follow others than those of their numbers: 2, 2, 3, 3,
+4, 4, then 7, 6, 5, 4.
 """
 
 from __future__ import annotations
@@ -26,13 +32,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any, TypeVar
 
 from dasktile.ir import Sharding, Share, near_even
+from dasktile.ir.block_numbers import NumberRun, Numbers, followed_block, in_runs, of_runs
 
 #: Precedes the placement in names of layers.
 MARK = "-dasktile-"
@@ -50,11 +57,36 @@ MAX_LETTERS = 48
 #: that look like a placement, and decoding allocates memory for every block.
 MAX_BLOCKS = 1 << 20
 
+_RUN = re.compile(r"(\d+)(?:([ud])(\d+))?(?:x(\d+))?(?:n(\d+))?")
 _CODE = re.compile(r"(\d+(?:x\d+)*)((?:_[0-9a-z.]*)*)")
 #: The end of the name of a layer that was written: a placement, if there is one, and a token.
 _WRITTEN = re.compile(rf"{MARK}(?:[0-9a-z_.]+-)?[0-9a-f]{{32}}(?:-part-[0-9a-f]{{32}})?\Z")
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Leader:
+    """An array whose blocks the tiles of a layer follow.
+
+    Parameters
+    ----------
+    token
+        The :func:`token` of the array's name.
+    dims, numbers
+        As those of :class:`~dasktile.ir.Follow`, for the dimensions of the index.
+    """
+
+    token: str
+    dims: tuple[int | None, ...]
+    numbers: tuple[Numbers | None, ...]
+
+    def block(self, index: Sequence[int]) -> tuple[int, ...] | None:
+        """The block of the array whose home a tile has, None if there is none."""
+        try:
+            return followed_block(self.dims, self.numbers, index)
+        except (IndexError, TypeError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -70,9 +102,7 @@ class Placement:
     predicted
         Predicted bytes that workers receive from other workers for the layer.
     follow
-        If given, the home of a task is that of a block of another array instead: the
-        :func:`token` of the array's name, and for each of its axes the dimension of the index
-        that numbers its blocks, None for the first block.
+        If given, the home of a task is that of a block of this array instead.
     planned_for
         Number of workers that the plan was made for; None if that is the number of positions.
     """
@@ -80,7 +110,7 @@ class Placement:
     mesh: tuple[int, ...]
     sharding: Sharding
     predicted: int = 0
-    follow: tuple[str, tuple[int | None, ...]] | None = None
+    follow: Leader | None = None
     planned_for: int | None = None
 
     @property
@@ -123,10 +153,7 @@ class Placement:
         """The block of the followed array whose home this tile has, None if there is none."""
         if self.follow is None or type(index) is not tuple:
             return None
-        _, axes = self.follow
-        if any(axis is not None and axis >= len(index) for axis in axes):
-            return None
-        return tuple(0 if axis is None else index[axis] for axis in axes)
+        return self.follow.block(index)
 
     @cached_property
     def _offsets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -153,13 +180,29 @@ def encode(placement: Placement) -> str:
         dims.pop()
     code = "x".join(map(str, placement.mesh)) + "".join(dims)
     if placement.follow is not None:
-        array, axes = placement.follow
-        code += f"_f{array}." + ".".join("" if axis is None else str(axis) for axis in axes)
+        code += _encode_leader(placement.follow)
     if placement.predicted:
         code += f"_b{_base36(placement.predicted)}"
     if placement.planned_for is not None:
         code += f"_w{placement.planned_for}"
     return code
+
+
+def _encode_leader(leader: Leader) -> str:
+    code = f"_f{leader.token}." + ".".join("" if dim is None else str(dim) for dim in leader.dims)
+    for axis, numbers in enumerate(leader.numbers):
+        if numbers is not None:
+            code += f"_g{axis}." + ".".join(map(_encode_run, in_runs(numbers)))
+    return code
+
+
+def _encode_run(run: NumberRun) -> str:
+    code = str(run.first)
+    if run.count > 1 and run.step != 1:
+        code += f"u{run.step}" if run.step > 0 else f"d{-run.step}"
+    if run.times > 1:
+        code += f"x{run.times}"
+    return code + f"n{run.count}" if run.count > 1 else code
 
 
 def _encode_share(share: Share) -> tuple[str, str]:
@@ -211,7 +254,13 @@ def _decode_code(code: str) -> Placement | None:
                 predicted = int(part[1:], 36)
             elif part.startswith("f"):
                 array, *axes = part[1:].split(".")
-                follow = array, tuple(int(axis) if axis else None for axis in axes)
+                dims = tuple(int(axis) if axis else None for axis in axes)
+                follow = Leader(array, dims, (None,) * len(dims))
+            elif part.startswith("g"):
+                axis, *runs = part[1:].split(".")
+                numbers = _decode_numbers(runs, MAX_BLOCKS - blocks)
+                blocks += len(numbers)
+                follow = _with_numbers(follow, int(axis), numbers)
             elif part.startswith("w"):
                 planned_for = int(part[1:])
                 if planned_for < 1:
@@ -222,6 +271,33 @@ def _decode_code(code: str) -> Placement | None:
     except (ValueError, IndexError):
         return None
     return Placement(mesh, Sharding(tuple(shares)), predicted, follow, planned_for)
+
+
+def _decode_numbers(runs: Sequence[str], most: int) -> Numbers:
+    """Numbers of blocks; raises ValueError if these are more than `most`."""
+    found = []
+    for run in runs:
+        match = _RUN.fullmatch(run)
+        if match is None:
+            raise ValueError(run)
+        first, sign, step, times, count = match.groups()
+        stride = int(step or 1) * (-1 if sign == "d" else 1)
+        found.append(NumberRun(int(first), stride, int(times or 1), int(count or 1)))
+    # checked before memory is allocated for all numbers
+    if sum(run.times * run.count for run in found) > most:
+        raise ValueError(runs)
+    numbers = of_runs(found)
+    if any(number < 0 for number in numbers):
+        raise ValueError(runs)
+    return numbers
+
+
+def _with_numbers(leader: Leader | None, axis: int, numbers: Numbers) -> Leader:
+    if leader is None or not 0 <= axis < len(leader.dims):
+        raise ValueError(axis)
+    every = list(leader.numbers)
+    every[axis] = numbers
+    return replace(leader, numbers=tuple(every))
 
 
 def placements_of(layers: Iterable[object]) -> Iterator[Placement]:

@@ -24,10 +24,10 @@ from dasktile.tiling.follow import (
     followed_copy,
     kept,
     leaders,
-    near_classes,
     resident,
 )
 from dasktile.tiling.grid import Axes, Grid, Steps, cuts_of
+from dasktile.tiling.lines import Lines, lines_of
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.objective import effort
 from dasktile.tiling.options import (
@@ -143,7 +143,8 @@ class Space:
 
     def __post_init__(self) -> None:
         self.leaders = leaders(self.program)
-        self.near = near_classes(self.program) if self.leaders else self.axes.members
+        # without persisted arrays, nothing follows
+        self.lines = lines_of(self.program) if self.leaders else Lines((), {})
         self.small = small_nodes(self.program, self.mesh.workers, self.settings)
         for index, node in enumerate(self.program.nodes):
             self.made.append(len(self.variables))
@@ -234,7 +235,7 @@ class Space:
         shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]
         for follow in candidates(
             self.program,
-            self.near,
+            self.lines,
             self.leaders,
             index,
             self.axes.free,
@@ -249,7 +250,9 @@ class Space:
                 if not self.axes.free:
                     # the placement of the input's own chunks is fixed, however uneven it is
                     most = math.inf
-                self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers, most)
+                self._followed[key] = followed(
+                    node, follow, array, shapes, self.mesh.workers, self.axes.free, most
+                )
             blocks = self._followed[key]
             if blocks is not None:
                 follows.append((follow, blocks))
@@ -341,7 +344,9 @@ class Space:
             needs = (held,) if second is None else (held, second)
             self._cache[key] = (Options(options), held, held, needs)
         boxed = self._cache[key]
-        follows = list(kept(self.program, self.near, self.leaders, index, limits.max_followed))
+        follows = list(
+            kept(self.program, self.lines, self.leaders, index, self.axes.free, limits.max_followed)
+        )
         return Variable(
             index,
             True,
@@ -352,10 +357,12 @@ class Space:
         )
 
     def _copy(self, node: Node, follow: Follow) -> Followed:
-        key = (follow, node.shape)
+        key = (follow, node.shape, None if self.axes.free else node.chunks)
         if key not in self._copies:
             array = self.program.nodes[follow.node]
-            self._copies[key] = followed_copy(node, follow, array, self.mesh.workers)
+            self._copies[key] = followed_copy(
+                node, follow, array, self.mesh.workers, self.axes.free
+            )
         return self._copies[key]
 
 

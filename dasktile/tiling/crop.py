@@ -37,6 +37,7 @@ from dasktile.ir import (
     bounds,
     output_chunks,
 )
+from dasktile.ir.block_numbers import are_few, unless_all
 from dasktile.tiling.needed import Needed
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.rewrite import extended_as, is_copy
@@ -338,7 +339,7 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
 
     Returns
     -------
-    The plan; None if tiles that follow a persisted array follow only some of its blocks.
+    The plan; None if no name can say which blocks of persisted arrays its tiles follow.
     """
     if plan.origin is not None:
         before, part, origin = program, plan.program, plan.origin
@@ -361,8 +362,12 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
         return plan
     tiled = plan.tiled
     along = [axis_ranges(node, own) for node, own in zip(program.nodes, ranges, strict=True)]
+    # of every array, where its blocks begin among those of the whole, which has so many
+    blocks = [tuple((len(_around(sizes, place)[0]), len(sizes)) for sizes, place in
+                    zip(node.chunks, own, strict=True))
+              for node, own in zip(program.nodes, along, strict=True)]  # fmt: skip
     tilings = tuple(
-        _whole(node, tiling, own) if some else _undecided(node)
+        _whole(node, tiling, own, blocks) if some else _undecided(node)
         for node, tiling, own, some in zip(
             program.nodes, tiled.tilings, ranges, is_read, strict=True
         )
@@ -372,7 +377,7 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
         around = list(map(_around, program.nodes[index].chunks, along[index]))
         kept[index] = tuple(map(_joined, around, chunks))
         if index in kept_at:
-            kept_at[index] = _extended(kept_at[index], around)
+            kept_at[index] = _extended(kept_at[index], chunks, around, blocks)
     whole = replace(
         tiled,
         program=program,
@@ -381,7 +386,7 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
         kept_at=kept_at,
         ranges=tuple(ranges),
     )
-    return replace(plan, tiled=whole) if _follows_blocks(whole, ranges, along) else None
+    return replace(plan, tiled=whole) if _is_named(whole) else None
 
 
 def _without_unread(price: Price, is_read: Sequence[bool]) -> Price:
@@ -393,8 +398,11 @@ def _without_unread(price: Price, is_read: Sequence[bool]) -> Price:
 #: The sizes of the pieces before and after a range.
 _Around = tuple[tuple[int, ...], tuple[int, ...]]
 
+#: For every array and axis, the number of the first block of its range, and that of all blocks.
+_Blocks = Sequence[Sequence[tuple[int, int]]]
 
-def _whole(node: Node, tiling: Tiling, ranges: Ranges) -> Tiling:
+
+def _whole(node: Node, tiling: Tiling, ranges: Ranges, blocks: _Blocks) -> Tiling:
     """The tiling of a whole node, with the tiles of its ranges."""
     around = [_around(label.cuts, own) for label, own in zip(node.labels, ranges, strict=True)]
     edges = [
@@ -405,8 +413,8 @@ def _whole(node: Node, tiling: Tiling, ranges: Ranges) -> Tiling:
         tiling,
         cuts=tuple(map(_joined, around, tiling.cuts)),
         chunks=tuple(map(_joined, edges, tiling.chunks)),
-        work_at=None if tiling.work_at is None else _extended(tiling.work_at, around),
-        held_at=None if tiling.held_at is None else _extended(tiling.held_at, edges),
+        work_at=tiling.work_at and _extended(tiling.work_at, tiling.cuts, around, blocks),
+        held_at=tiling.held_at and _extended(tiling.held_at, tiling.chunks, edges, blocks),
     )
 
 
@@ -428,10 +436,28 @@ def _joined(around: _Around, sizes: Sequence[int]) -> tuple[int, ...]:
     return (*around[0], *sizes, *around[1])
 
 
-def _extended(where: Where, around: Sequence[_Around]) -> Where:
-    """The placement with pieces around its own, which are on the first and the last worker."""
+def _extended(
+    where: Where,
+    chunks: Chunks,
+    around: Sequence[_Around],
+    blocks: _Blocks,
+) -> Where:
+    """The placement of pieces of these sizes with those around them.
+
+    These are on the first and the last worker, or follow blocks that are beside the followed ones.
+    """
     if isinstance(where, Follow):
-        return where
+        numbers = []
+        array = zip(where.dims, where.numbers, blocks[where.node], strict=True)
+        for dim, own, (first, count) in array:
+            inner = [first + at for at in own or range(1 if dim is None else len(chunks[dim]))]
+            if dim is not None:
+                step = -1 if inner[-1] < inner[0] else 1
+                ahead = [inner[0] - step * at for at in range(len(around[dim][0]), 0, -1)]
+                behind = [inner[-1] + step * (1 + at) for at in range(len(around[dim][1]))]
+                inner = [min(max(at, 0), count - 1) for at in (*ahead, *inner, *behind)]
+            numbers.append(unless_all(inner, count))
+        return replace(where, numbers=tuple(numbers))
     dims = []
     for share, (before, after) in zip(where.dims, around, strict=True):
         runs = list(share.runs)
@@ -442,37 +468,10 @@ def _extended(where: Where, around: Sequence[_Around]) -> Where:
     return Sharding(tuple(dims), where.replicated)
 
 
-def _follows_blocks(
-    tiled: TiledProgram, ranges: Sequence[Ranges], along: Sequence[Sequence[Range]]
-) -> bool:
-    """Whether tiles that follow a persisted array do so in all of it, not only in its ranges."""
-    nodes = tiled.program.nodes
-    work = [
-        (tiling.work_at, tiling.cuts, own)
-        for tiling, own in zip(tiled.tilings, ranges, strict=True)
+def _is_named(tiled: TiledProgram) -> bool:
+    """Whether names of layers can say which blocks of persisted arrays the tiles follow."""
+    places = [
+        *(where for tiling in tiled.tilings for where in (tiling.work_at, tiling.held_at)),
+        *tiled.kept_at.values(),
     ]
-    held = [
-        *(
-            (tiling.held_at, tiling.chunks, own)
-            for tiling, own in zip(tiled.tilings, along, strict=True)
-        ),
-        *((where, tiled.kept[index], along[index]) for index, where in tiled.kept_at.items()),
-    ]
-    for number, (where, chunks, place) in enumerate([*work, *held]):
-        if not isinstance(where, Follow):
-            continue
-        own = zip(where.dims, nodes[where.node].chunks, along[where.node], strict=True)
-        for dim, sizes, (lo, _) in own:
-            # without a dimension, tiles are where the first block is; work on several blocks, of
-            # which one was in the range, has none for the others
-            if dim is None:
-                if lo or (number < len(work) and len(sizes) > 1):
-                    return False
-            elif place[dim][0] != lo or not _are_alike(chunks[dim], sizes):
-                return False
-    return True
-
-
-def _are_alike(cuts: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether an axis is cut as a persisted array is, but for the end of the last block."""
-    return len(cuts) == len(sizes) and tuple(cuts[:-1]) == tuple(sizes[:-1])
+    return all(are_few(where.numbers) for where in places if isinstance(where, Follow))

@@ -4,23 +4,26 @@ A mesh gives every worker a box.  The blocks of a persisted array are on whichev
 scheduler chose, and no box fits.  A node may therefore *follow* such an array: its labels along
 the array's axes have the array's cuts, and every block of work runs on the worker that has the
 array's block.  Of a slice, a stencil or a padded array, which is a little shorter or longer, the
-last block is; from other blocks, each block reads a few elements at its edges.
+last block is; from other blocks, each block reads a few elements at its edges.  Slices that leave
+out whole blocks, reversed arrays and arrays one behind the other have other numbers of blocks; so
+have nodes that keep their own chunks.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
-from dasktile.ir.disjoint import root
+from dasktile.ir import AxisMap, Follow, Kind, Label, Node, Program, Role, bounds
+from dasktile.ir.block_numbers import Numbers, are_few, unless_all
 from dasktile.tiling.blocks import Blocks
+from dasktile.tiling.lines import Lines, Part, is_shift
 from dasktile.tiling.strided import steps_of
 
 Ints = npt.NDArray[np.int64]
@@ -83,55 +86,94 @@ def leaders(program: Program) -> list[int]:
     return sorted(indices, key=lambda index: (-program.nodes[index].nbytes, index))
 
 
-def near_classes(program: Program) -> tuple[tuple[int, ...], ...]:
-    """Group labels that run along the same axis of the same data, shifted by some elements maybe.
+def cuts_along(
+    sizes: tuple[int, ...], length: int, numbers: Numbers | None = None
+) -> tuple[int, ...]:
+    """The cuts of an axis of some length whose blocks follow some of another one.
 
-    For every node and label, its group.
-    """
-    offsets = list(accumulate((len(node.labels) for node in program.nodes), initial=0))
-    parent = list(range(offsets[-1]))
-    for index, node in enumerate(program.nodes):
-        for edge in node.edges:
-            for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
-                if made.label is None or not made.identity or not _is_shift(read):
-                    continue
-                assert read.label is not None
-                reader = root(parent, offsets[index] + read.label)
-                maker = root(parent, offsets[edge.producer] + made.label)
-                parent[max(reader, maker)] = min(reader, maker)
-    return tuple(
-        tuple(root(parent, first + label) for label in range(len(node.labels)))
-        for first, node in zip(offsets, program.nodes, strict=False)
-    )
-
-
-def _is_shift(axis: AxisMap) -> bool:
-    """Whether iterations read one element after the other, and some around it maybe."""
-    return axis.label is not None and axis.step == 1 and not axis.breaks and not axis.parts
-
-
-def cuts_along(sizes: tuple[int, ...], length: int) -> tuple[int, ...] | None:
-    """The cuts of an axis of some length that follows one that is cut into blocks.
-
-    The last block is shorter or longer; None if it would be empty, or far longer, as for slices
-    that leave out whole blocks.
+    The last block is shorter or longer.
 
     Parameters
     ----------
     sizes
-        Sizes of the blocks.
+        Sizes of the blocks that are followed.
     length
         The length of the other axis.
+    numbers
+        Which of them its blocks follow; None for all.
     """
-    if length == sum(sizes):
-        return sizes
-    last = length - sum(sizes[:-1])
-    return (*sizes[:-1], last) if 0 < last <= LONGEST_LAST * max(sizes) else None
+    cuts = sizes if numbers is None else tuple(sizes[number] for number in numbers)
+    return (*cuts[:-1], length - sum(cuts[:-1]))
+
+
+def _numbers(
+    parts: Sequence[Part], sizes: tuple[int, ...], own: tuple[int, ...] | None
+) -> Numbers | None:
+    """The blocks, of these sizes, that those of a label may follow, of its `own` cuts if given."""
+    numbers = _numbers_along(parts, sizes)
+    length = max(part.hi for part in parts)
+    if own is None or (numbers is not None and own == cuts_along(sizes, length, numbers)):
+        return numbers
+    return _numbers_of(parts, sizes, own)
+
+
+def _numbers_along(parts: Sequence[Part], sizes: tuple[int, ...]) -> Numbers | None:
+    """The blocks, of these sizes, that those of a label follow if it has about their cuts.
+
+    None if its last block would be empty or far longer than they are, or if not all parts of it are
+    whole blocks.
+    """
+    if len(parts) == 1:
+        return _nearest(parts[0], sizes)
+    found: list[int] = []
+    for part in parts:
+        numbers = _nearest(part, sizes)
+        if numbers is None or not _is_exact(part, sizes, numbers):
+            return None
+        found += numbers
+    return tuple(found)
+
+
+def _nearest(part: Part, sizes: tuple[int, ...]) -> Numbers | None:
+    """Neighbouring blocks that begin about where a part of a label does, and are as long."""
+    along, length = part.along, part.hi - part.lo
+    numbers = range(len(sizes))[:: along.step]
+    first = along.first if along.step > 0 else sum(sizes) - 1 - along.first
+    starts = bounds([sizes[number] for number in numbers])[:-1]
+    begin = min(range(len(starts)), key=lambda place: abs(starts[place] - first))
+    left = numbers[begin:]
+    if length == sum(sizes[number] for number in left):
+        return tuple(left)
+    longest = LONGEST_LAST * max(sizes)
+    for count in (len(left), *range(1, len(left))):
+        last = length - sum(sizes[number] for number in left[: count - 1])
+        if 0 < last <= longest:
+            return tuple(left[:count])
+    return None
+
+
+def _is_exact(part: Part, sizes: tuple[int, ...], numbers: Numbers) -> bool:
+    """Whether a part of a label begins and ends where these blocks do."""
+    start = bounds(sizes)[numbers[0] + (part.along.step < 0)]
+    first = part.along.first + (part.along.step < 0)
+    return start == first and sum(sizes[number] for number in numbers) == part.hi - part.lo
+
+
+def _numbers_of(parts: Sequence[Part], sizes: tuple[int, ...], cuts: tuple[int, ...]) -> Numbers:
+    """The blocks, of these sizes, in which the middles of the blocks of a label are."""
+    found = []
+    edges = bounds(sizes)
+    for lo, hi in itertools.pairwise(bounds(cuts)):
+        middle = (lo + max(lo, hi - 1)) // 2
+        part = next((part for part in parts if middle < part.hi), parts[-1])
+        place = part.along.first + part.along.step * (middle - part.lo)
+        found.append(min(max(bisect_right(edges, place) - 1, 0), len(sizes) - 1))
+    return tuple(found)
 
 
 def candidates(
     program: Program,
-    members: Sequence[Sequence[int]],
+    lines: Lines,
     leading: Sequence[int],
     index: int,
     retile: bool,
@@ -141,8 +183,8 @@ def candidates(
 
     Parameters
     ----------
-    program, members
-        What is tiled, and the result of :func:`near_classes`.
+    program, lines
+        What is tiled, and the result of :func:`~dasktile.tiling.lines.lines_of`.
     leading
         The result of :func:`leaders`.
     index
@@ -157,39 +199,40 @@ def candidates(
     if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
         return iter(())
 
-    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> list[int]:
-        return [
-            label
-            for label, klass in enumerate(members[index])
-            if klass == members[leader][axis] and _cuttable(node, label, sizes, retile, by_block)
-        ]
+    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> dict[int, Numbers]:
+        found = {}
+        for label, along in enumerate(lines.labels[index]):
+            parts = lines.between(along, node.labels[label].size, lines.labels[leader][axis])
+            numbers = _cuttable(node, label, parts, sizes, retile, by_block) if parts else None
+            if numbers is not None:
+                found[label] = numbers
+        return found
 
     return _along_leaders(program, leading, matching, most)
 
 
 def kept(
-    program: Program,
-    members: Sequence[Sequence[int]],
-    leading: Sequence[int],
-    index: int,
-    most: int,
+    program: Program, lines: Lines, leading: Sequence[int], index: int, retile: bool, most: int
 ) -> Iterator[Follow]:
     """Ways in which a node's array may be kept in the blocks of a persisted array.
 
     The parameters are those of :func:`candidates`.  The dims of each are axes of the node's array.
     """
     node = program.nodes[index]
-    classes = [
-        members[index][axis.label] if axis.label is not None and axis.identity else -1
-        for axis in node.out
-    ]
 
-    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> list[int]:
-        return [
-            place
-            for place, klass in enumerate(classes)
-            if klass == members[leader][axis] and cuts_along(sizes, node.shape[place]) is not None
-        ]
+    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> dict[int, Numbers]:
+        found = {}
+        for place, (out, size) in enumerate(zip(node.out, node.shape, strict=True)):
+            if out.label is None or not out.identity:
+                continue
+            along = lines.labels[index][out.label]
+            parts = lines.between(along, size, lines.labels[leader][axis])
+            numbers = (
+                _numbers(parts, sizes, None if retile else node.chunks[place]) if parts else None
+            )
+            if numbers is not None:
+                found[place] = numbers
+        return found
 
     return _along_leaders(program, leading, matching, most)
 
@@ -197,10 +240,14 @@ def kept(
 def _along_leaders(
     program: Program,
     leading: Sequence[int],
-    matching: Callable[[int, int, tuple[int, ...]], Sequence[int]],
+    matching: Callable[[int, int, tuple[int, ...]], Mapping[int, Numbers]],
     most: int,
 ) -> Iterator[Follow]:
-    """Ways to follow arrays; `matching` has the dimensions that may run along an axis of one."""
+    """Ways to follow arrays.
+
+    `matching` has the dimensions that may run along an axis of one, and the blocks that theirs
+    follow.
+    """
     offered = 0
     for leader in leading:
         array = program.nodes[leader]
@@ -210,15 +257,22 @@ def _along_leaders(
             if len(sizes) > 1
         }
         for dims in _assigned(matches, len(array.shape)):
-            yield Follow(array.name, leader, dims)
-            offered += 1
+            numbers = tuple(
+                None if dim is None else unless_all(matches[axis][dim], len(array.chunks[axis]))
+                for axis, dim in enumerate(dims)
+            )
+            if are_few(numbers):
+                yield Follow(array.name, leader, dims, numbers)
+                offered += 1
         if offered >= most:
             return
 
 
-def _assigned(matches: Mapping[int, Sequence[int]], axes: int) -> Iterator[tuple[int | None, ...]]:
+def _assigned(matches: Mapping[int, Iterable[int]], axes: int) -> Iterator[tuple[int | None, ...]]:
     """Ways to give each of some axes, of so many, another one of the dimensions that match it."""
-    ways = (way for way in itertools.product(*matches.values()) if len(set(way)) == len(way))
+    ways = (
+        way for way in itertools.product(*map(tuple, matches.values())) if len(set(way)) == len(way)
+    )
     for way in itertools.islice(ways, MOST_ASSIGNED):
         along = dict(zip(matches, way, strict=True))
         yield tuple(along.get(axis) for axis in range(axes))
@@ -240,21 +294,30 @@ def _reads_by_block(program: Program, node: Node) -> bool:
     )
 
 
-def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool, by_block: bool) -> bool:
-    """True where a label may have the cuts of a persisted axis, and needs about its blocks."""
+def _cuttable(
+    node: Node,
+    label: int,
+    parts: Sequence[Part],
+    sizes: tuple[int, ...],
+    retile: bool,
+    by_block: bool,
+) -> Numbers | None:
+    """The blocks of a persisted axis that those of a label may follow; None if it may not."""
     loop = node.labels[label]
-    cuts = cuts_along(sizes, loop.size)
-    if cuts is None or loop.role not in _ROLES:
-        return False
-    if (loop.role is Role.PINNED or not retile) and loop.cuts != cuts:
-        return False
+    if loop.role not in _ROLES or not (by_block or all(edge.chunks is None for edge in node.edges)):
+        return None
     for maps in (node.out, *(edge.axes for edge in node.edges)):
         along = [axis for axis in maps if axis.label == label]
-        if len(along) > 1 or not all(map(_is_shift, along)):
-            return False
+        if len(along) > 1 or not all(map(is_shift, along)):
+            return None
     if not all(axis.identity for axis in node.out if axis.label == label):
-        return False
-    return by_block or all(edge.chunks is None for edge in node.edges)
+        return None
+    return _numbers(parts, sizes, loop.cuts if _keeps_cuts(loop, retile) else None)
+
+
+def _keeps_cuts(label: Label, retile: bool) -> bool:
+    """Whether a label that follows another array keeps its own cuts."""
+    return label.role is Role.PINNED or not retile
 
 
 def followed(
@@ -263,20 +326,30 @@ def followed(
     array: Node,
     shapes: Sequence[tuple[int, ...]],
     workers: int,
+    retile: bool,
     most: float,
 ) -> Followed | None:
     """The blocks that workers compute, hold and need if a node follows an array.
 
-    None where the busiest worker would have more than `most` times the mean work.
+    Labels keep their cuts without `retile`.  None where the busiest worker would have more than
+    `most` times the mean work.
     """
     grid = _owners(array, workers)
     cut = {label: axis for axis, label in enumerate(follow.dims) if label is not None}
     order = [label for label in range(len(node.labels)) if label in cut]
     # (workers, blocks along the followed labels in their order)
-    owned = _arranged(grid, [cut[label] for label in order])
+    owned = _arranged(grid, follow, [cut[label] for label in order])
     edges = {
-        label: _edges_along(array.chunks[axis], node.labels[label].size)
+        label: np.asarray(
+            bounds(
+                loop.cuts
+                if _keeps_cuts(loop, retile)
+                else cuts_along(array.chunks[axis], loop.size, follow.numbers[axis])
+            ),
+            dtype=np.int64,
+        )
         for label, axis in cut.items()
+        for loop in (node.labels[label],)
     }
 
     def blocks(
@@ -364,6 +437,8 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
 
     `have` says which workers have the blocks, which are its axis `place`.
     """
+    if axis.step == -1:
+        return np.clip(axis.start + 1 - edges[::-1], 0, size), np.flip(have, place)
     lo = np.clip(edges[:-1] + axis.start, 0, size)
     hi = np.clip(edges[1:] + axis.start + axis.width - 1, 0, size)
     if axis.width == 1:
@@ -374,21 +449,23 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
     return parts, np.moveaxis(read, -1, place)
 
 
-def _edges_along(sizes: tuple[int, ...], length: int) -> Ints:
-    """Boundaries of the blocks of an axis that follows another one."""
-    cuts = cuts_along(sizes, length)
-    assert cuts is not None, "candidates have cuts"
-    return np.asarray(bounds(cuts), dtype=np.int64)
-
-
-def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:
+def followed_copy(node: Node, follow: Follow, array: Node, workers: int, retile: bool) -> Followed:
     """The same for an array that is kept in the blocks of a persisted array."""
     grid = _owners(array, workers)
     cut = {place: axis for axis, place in enumerate(follow.dims) if place is not None}
     places = sorted(cut)
-    owned = _arranged(grid, [cut[place] for place in places])
+    owned = _arranged(grid, follow, [cut[place] for place in places])
     edges = tuple(
-        _edges_along(array.chunks[cut[place]], size) if place in cut else np.array([0, size])
+        np.asarray(
+            (0, size)
+            if place not in cut
+            else bounds(
+                cuts_along(array.chunks[cut[place]], size, follow.numbers[cut[place]])
+                if retile
+                else node.chunks[place]
+            ),
+            dtype=np.int64,
+        )
         for place, size in enumerate(node.shape)
     )
     blocks = Blocks(edges, owned.reshape(workers, *(len(bound) - 1 for bound in edges)))
@@ -405,8 +482,14 @@ def _owners(array: Node, workers: int) -> Bools:
     return owned.reshape(workers, *counts)
 
 
-def _arranged(owned: Bools, axes: Sequence[int]) -> Bools:
-    """Blocks along these axes of an array, in this order; all other axes have one block."""
+def _arranged(owned: Bools, follow: Follow, axes: Sequence[int]) -> Bools:
+    """The blocks along these axes of an array that others follow, in this order of the axes.
+
+    All other axes of the array have one block.
+    """
+    for axis, numbers in enumerate(follow.numbers):
+        if numbers is not None:
+            owned = np.asarray(owned.take(numbers, axis=1 + axis))
     lone = tuple(1 + axis for axis in range(owned.ndim - 1) if axis not in axes)
     left = [axis for axis in range(owned.ndim - 1) if axis in axes]
     squeezed = (

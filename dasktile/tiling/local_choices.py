@@ -138,8 +138,14 @@ class _Making:
             leader = self.space.program.nodes[option.follow.node]
             along = {place: axis for axis, place in enumerate(option.follow.dims)
                      if place is not None}  # fmt: skip
+            numbers = option.follow.numbers
+            kept = node.chunks if keep and not self.retile else fixed
             fixed = tuple(
-                cuts_along(leader.chunks[along[place]], lengths[place]) if place in along else cuts
+                cuts
+                if place not in along
+                else kept[place]
+                if not self.retile or (not keep and node.labels[place].role is Role.PINNED)
+                else cuts_along(leader.chunks[along[place]], lengths[place], numbers[along[place]])
                 for place, cuts in enumerate(fixed)
             )
         mesh_parts = tuple(

@@ -8,6 +8,7 @@ import pytest
 from dasktile.ir import AxisMap
 from dasktile.tiling import follow
 from dasktile.tiling.follow import cuts_along
+from dasktile.tiling.lines import Along, Part
 
 
 @pytest.mark.parametrize(
@@ -17,14 +18,45 @@ from dasktile.tiling.follow import cuts_along
         ((10, 10, 0), 20, (10, 10, 0)),
         ((10, 10, 10), 28, (10, 10, 8)),
         ((10, 10, 10), 34, (10, 10, 14)),
-        ((10, 10, 10), 20, None),
+        ((10, 10, 10), 20, (10, 10)),
+        ((10, 10, 10), 13, (13,)),
         ((10, 10, 10), 60, None),
     ],
 )
 def test_the_last_block_is_shorter_or_longer(
     sizes: tuple[int, ...], length: int, expected: tuple[int, ...] | None
 ) -> None:
-    assert cuts_along(sizes, length) == expected
+    numbers = follow._numbers([Part(0, length, Along(0))], sizes, None)
+    assert (None if numbers is None else cuts_along(sizes, length, numbers)) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "sizes", "own", "expected"),
+    [
+        # a slice that leaves out a block; one that begins a little later
+        ([Part(0, 20, Along(0, 10))], (10, 10, 10), None, (1, 2)),
+        ([Part(0, 17, Along(0, 13))], (10, 10, 10), None, (1, 2)),
+        # in its own chunks: where the middle of each is
+        ([Part(0, 17, Along(0, 13))], (10, 10, 10), (7, 4, 6), (1, 2, 2)),
+        # reversed, with the last block at first
+        ([Part(0, 25, Along(0, 24, -1))], (10, 10, 5), None, (2, 1, 0)),
+        ([Part(0, 15, Along(0, 14, -1))], (10, 10, 5), (5, 10), (1, 0)),
+        # one behind the other
+        ([Part(0, 25, Along(0)), Part(25, 50, Along(0))], (10, 10, 5), None, (0, 1, 2, 0, 1, 2)),
+        ([Part(0, 20, Along(0)), Part(20, 45, Along(0, 24, -1))], (10, 10, 5), None,
+         (0, 1, 2, 1, 0)),
+        ([Part(0, 12, Along(0)), Part(12, 24, Along(0))], (10, 10, 5), None, None),
+        ([Part(0, 12, Along(0)), Part(12, 24, Along(0))], (10, 10, 5), (10, 2, 10, 2),
+         (0, 1, 0, 1)),
+    ],
+)  # fmt: skip
+def test_blocks_that_are_followed(
+    parts: list[Part],
+    sizes: tuple[int, ...],
+    own: tuple[int, ...] | None,
+    expected: tuple[int, ...] | None,
+) -> None:
+    assert follow._numbers(parts, sizes, own) == expected
 
 
 def test_each_axis_has_a_dimension_of_its_own() -> None:
@@ -42,13 +74,15 @@ def test_what_shifted_blocks_read(seed: int) -> None:
     size = int(sizes.sum())
     edges = np.concatenate([[0], np.cumsum(sizes)])
     axis = AxisMap(0, int(rng.integers(-4, 5)), 1, int(rng.integers(1, 7)))
+    if seed % 4 == 0:
+        axis = AxisMap(0, int(rng.integers(size - 3, size + 4)), -1)
     have = rng.random((3, len(sizes))) < 0.5
     parts, reads = follow._read(axis, size, edges, have, 1)
     for worker in range(3):
         expected = set[int]()
         for block in np.flatnonzero(have[worker]):
             for step in range(edges[block], edges[block + 1]):
-                first = axis.start + step
+                first = axis.start + axis.step * step
                 expected |= {at for at in range(first, first + axis.width) if 0 <= at < size}
         found = {
             at

@@ -15,6 +15,7 @@ from dasktile.capture.rules.reshapes import PerTile, Reshape
 from dasktile.capture.rules.stencils import Sliding, Stencil
 from dasktile.capture.rules.views import Concatenate, Gather, Take
 from dasktile.ir import AxisMap, Follow, Sharding, Where, Window, bounds, windows
+from dasktile.ir.block_numbers import are_few
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.names import slices_layer_name, step_layer_name
 from dasktile.lower.reshard import join
@@ -295,11 +296,15 @@ def _joined_at(
 ) -> Where | None:
     """Where the windows of one joined array are needed: only by `blocks` of the label.
 
-    None where no name can say it: they follow blocks of other numbers than theirs.
+    None where no name can say it: they follow blocks of too many other numbers.
     """
     needed = work.seen([axis.label for axis in axes])
     if isinstance(needed, Follow):
-        return needed if list(blocks) == list(range(len(blocks))) else None
+        places = [axis.label for axis in axes]
+        if label not in places:
+            return needed
+        joined = needed.grouped(places.index(label), blocks)
+        return joined if are_few(joined.numbers) else None
     return Sharding(
         tuple(
             share.grouped([[block] for block in blocks]) if axis.label == label else share

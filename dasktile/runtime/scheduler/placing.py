@@ -286,7 +286,7 @@ class Placing:
         if not self._followed_names:
             names = scheduling.array_names(self.scheduler)
             self._followed_names = {token(name): name for name in names if isinstance(name, str)}
-        leader = self._followed_names.get(layer.placement.follow[0])
+        leader = self._followed_names.get(layer.placement.follow.token)
         ts = self.scheduler.tasks.get((leader or "", *block))
         return None if ts is None else self._location(ts, homes)
 

@@ -1,0 +1,185 @@
+"""Labels that run along the same data: shifted by some elements, reversed, or part by part.
+
+A *line* is what the labels of several nodes run along.  Labels of elementwise operations on one
+array are at the same places of a line, those of a slice are shifted, and those of a reversed array
+run the other way.  Where arrays are put one behind the other, the result has a line that is made of
+parts of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from dasktile.ir import AxisMap, Edge, Label, Node, Program
+
+#: A part of a label that is at least so long stands for all of it, as the larger part of an array
+#: that is rolled or padded (chosen).
+_MAIN_PART = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """Where the iterations of a label are: iteration ``t`` at ``first + step * t``.
+
+    Parameters
+    ----------
+    line
+        The number of the line.
+    first, step
+        The place of the first iteration, and 1 or -1.
+    """
+
+    line: int
+    first: int = 0
+    step: int = 1
+
+    def seen_from(self, other: Along) -> Along:
+        """The places as iterations of another label on the same line."""
+        return Along(other.line, other.step * (self.first - other.first), other.step * self.step)
+
+    def after(self, inner: Along) -> Along:
+        """The places of iterations whose places on this label are `inner`."""
+        return Along(self.line, self.first + self.step * inner.first, self.step * inner.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Iterations ``[lo, hi)`` of a label, and where they are, counted from the first of them."""
+
+    lo: int
+    hi: int
+    along: Along
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of a program.
+
+    Parameters
+    ----------
+    labels
+        For every node and label, where that is.
+    parts
+        For lines that are made of parts of others, these.
+    """
+
+    labels: tuple[tuple[Along, ...], ...]
+    parts: Mapping[int, tuple[Part, ...]]
+
+    def between(self, label: Along, size: int, axis: Along) -> tuple[Part, ...]:
+        """The parts of a label of some size that are on the line of an axis, as its elements.
+
+        Empty where some iterations are not.
+        """
+        if label.line == axis.line:
+            return (Part(0, size, label.seen_from(axis)),)
+        parts = self.parts.get(label.line, ())
+        # of a shifted or reversed label, the parts are others
+        if (
+            (label.first, label.step) != (0, 1)
+            or sum(part.hi - part.lo for part in parts) != size
+            or any(part.along.line != axis.line for part in parts)
+        ):
+            return ()
+        return tuple(Part(part.lo, part.hi, part.along.seen_from(axis)) for part in parts)
+
+
+def lines_of(program: Program) -> Lines:
+    """The lines that the labels of a program run along.
+
+    Parameters
+    ----------
+    program
+        The program.
+    """
+    offsets = list(accumulate((len(node.labels) for node in program.nodes), initial=0))
+    #: for every label, another one of its line, and its places on that one
+    to = [Along(number) for number in range(offsets[-1])]
+    made_of: dict[int, list[Part]] = {}
+
+    def found(number: int) -> Along:
+        along = to[number]
+        while to[along.line].line != along.line:
+            along = to[number] = to[along.line].after(along)
+        return along
+
+    for index, node in enumerate(program.nodes):
+        joined = _joined(program, node)
+        for edge in node.edges:
+            for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
+                if made.label is None or not made.identity or not is_shift(read):
+                    continue
+                assert read.label is not None
+                reader, maker = offsets[index] + read.label, offsets[edge.producer] + made.label
+                first = read.start + (read.width - 1) // 2
+                lo, hi = _reading(node, edge, read, program.nodes[edge.producer].labels[made.label])
+                if read.label in joined:
+                    part = Part(lo, hi, Along(maker, first + read.step * lo, read.step))
+                    made_of.setdefault(reader, []).append(part)
+                    continue
+                if hi - lo < _MAIN_PART * node.labels[read.label].size:
+                    continue
+                ours, theirs = found(reader), found(maker)
+                if ours.line != theirs.line:
+                    # iteration t of the reader is at first + step * t of the maker
+                    there = theirs.after(Along(maker, first, read.step))
+                    inverse = Along(reader, -ours.step * ours.first, ours.step)
+                    to[ours.line] = there.after(inverse)
+    parts = {
+        found(label).line: tuple(
+            Part(part.lo, part.hi, found(part.along.line).after(part.along))
+            for part in sorted(own, key=lambda part: part.lo)
+        )
+        for label, own in made_of.items()
+        if (found(label).first, found(label).step) == (0, 1)
+    }
+    labels = tuple(
+        tuple(found(first + label) for label in range(len(node.labels)))
+        for first, node in zip(offsets, program.nodes, strict=False)
+    )
+    return Lines(labels, parts)
+
+
+def is_shift(axis: AxisMap) -> bool:
+    """Whether iterations read one element after the other, and some around it maybe.
+
+    Parameters
+    ----------
+    axis
+        What is read along one axis.
+    """
+    return (
+        axis.label is not None
+        and (axis.step == 1 or (axis.step == -1 and axis.width == 1))
+        and not axis.breaks
+        and not axis.parts
+    )
+
+
+def _joined(program: Program, node: Node) -> set[int]:
+    """Labels along which inputs are read one behind the other, none of which is most of it."""
+    most: dict[int, int] = {}
+    for edge in node.edges:
+        for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
+            if made.label is not None and made.identity and is_shift(read):
+                assert read.label is not None
+                label = program.nodes[edge.producer].labels[made.label]
+                lo, hi = _reading(node, edge, read, label)
+                most[read.label] = max(most.get(read.label, 0), hi - lo)
+    return {label for label, size in most.items() if size < _MAIN_PART * node.labels[label].size}
+
+
+def _reading(node: Node, edge: Edge, axis: AxisMap, made: Label) -> tuple[int, int]:
+    """The iterations of a label that read an element of an axis, whose own label is `made`."""
+    assert axis.label is not None
+    size = node.labels[axis.label].size
+    if axis.step > 0:
+        lo, hi = 1 - axis.start - axis.width, made.size - axis.start
+    else:
+        lo, hi = axis.start - made.size + 1, axis.start + 1
+    if edge.within is not None and edge.within[0] == axis.label:
+        lo, hi = max(lo, edge.within[1]), min(hi, edge.within[2])
+    lo = min(max(lo, 0), size)
+    return lo, max(lo, min(hi, size))

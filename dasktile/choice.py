@@ -316,11 +316,15 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
 
 
 def _follows_by_block(plan: TilingPlan) -> bool:
-    """Whether blocks of unknown functions run where persisted blocks are that they read."""
+    """Whether blocks of unknown functions, which others read, run where persisted blocks are."""
     assert plan.tiled is not None
+    program = plan.tiled.program
     return any(
-        node.kind is Kind.OPAQUE and node.edges and isinstance(tiling.held_at, Follow)
-        for node, tiling in zip(plan.tiled.program.nodes, plan.tiled.tilings, strict=True)
+        node.kind is Kind.OPAQUE
+        and node.edges
+        and isinstance(tiling.held_at, Follow)
+        and program.consumers(index)
+        for index, (node, tiling) in enumerate(zip(program.nodes, plan.tiled.tilings, strict=True))
     )
 
 

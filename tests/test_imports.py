@@ -573,11 +573,16 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"_compat.distributed", "schedule.homes", "schedule.placement"},
         {"distributed"},
     ),
+    "runtime.scheduler.joins": (
+        {"_compat.distributed", "runtime.scheduler.roots", "runtime.settings", "schedule.homes"},
+        {"distributed"},
+    ),
     "runtime.scheduler.placing": (
         {
             "_compat.dask",
             "_compat.distributed",
             "lower.bundle_tasks",
+            "runtime.scheduler.joins",
             "runtime.scheduler.priorities",
             "runtime.scheduler.roots",
             "runtime.scheduler.windows",

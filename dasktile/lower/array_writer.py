@@ -321,6 +321,7 @@ class ArrayWriter(WrittenArrays):
         every = product(*(range(len(sizes)) for sizes in chunks))
         tasks = {(name, *block): Alias((name, *block), (own, *block)) for block in every}
         self.add(name, MaterializedLayer(tasks), {own})
+        self.named[name] = own
         self.describe(name, index, chunks)
         return name, chunks
 

@@ -37,6 +37,9 @@ class BundleLimits:
         the first item of their keys and the rest, which is empty for a key that is a string.
     placements
         By the name of a layer without a placement, the one that the plan gives it.
+    named
+        By the name of an output that it must have, that of the layer whose tiles its blocks are,
+        which may have a placement.
     tables
         For meshes of other plans, by their number of positions: the mesh position that has each of
         theirs.  Tasks of meshes without a table have no place.
@@ -62,6 +65,7 @@ class BundleLimits:
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[int, Sequence[int]] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)

@@ -449,7 +449,10 @@ class GraphTasks:
         """The mesh position that the plan gives a task, None if it gives none."""
         key, blocks = self.keys[number], self._planned_positions[self.heads[number]]
         if not blocks:
-            return self.named_homes[number]
+            tiles = self.limits.named.get(self.heads[number])
+            if tiles is None:
+                return self.named_homes[number]
+            return self.home_of(key, self._placement(tiles))
         return blocks.get(key[1:] if type(key) is tuple else ())
 
     @cached_property

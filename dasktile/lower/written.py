@@ -95,6 +95,7 @@ class WrittenArrays:
     views: dict[str, WindowView] = field(default_factory=dict)
     dependencies: dict[str, set[str]] = field(default_factory=dict)
     kept: dict[int, Source] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
 
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
@@ -235,6 +236,7 @@ class WrittenArrays:
             threads=threads,
             positions=positions,
             placements=placements,
+            named=self.named,
             tiles=self.tiles(),
             working=working,
             unknown=self.unknown,

@@ -46,6 +46,8 @@ class RuntimeSettings:
         Inputs of a task that is taken to combine results, at the most.
     max_grouped
         Root tasks of a graph that are grouped; of more, holding them takes the scheduler's time.
+    max_joined
+        Tasks that join a result with others, up to which they run where it is.
     max_layers
         Layers that are counted one by one, on the scheduler and on every worker.  Beyond, the
         counts of the older half are added up, so that memory is bounded.
@@ -109,6 +111,7 @@ class RuntimeSettings:
     plan_window: int = 4
     max_combined: int = 64
     max_grouped: int = 20_000
+    max_joined: int = 4
     max_layers: int = 1000
     heartbeat_layers: int = 32
     max_readers: int = 32

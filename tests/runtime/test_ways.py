@@ -179,3 +179,24 @@ def test_images_that_are_read_one_by_one(way: str) -> None:
         assert measured.bytes_received <= 1.05 * measured.bytes_predicted + SMALL
 
     run()
+
+
+def test_tasks_behind_a_plan_run_where_most_of_their_bytes_are() -> None:
+    @on_four_workers("optimize")
+    async def run(c: Client, s: Any, *workers: Any) -> None:
+        await dasktile.enable(c)
+        x = source(2000, 400, (100, 400))
+        planned = dasktile.optimize(x - x.mean(axis=0), workers=4, keep_chunks=True)
+        assert planned.name != (x - x.mean(axis=0)).name
+        # each block has 97 rows of one tile and three of the next
+        result = c.persist(planned.rechunk(((97, *(100,) * 19, 3), 400), method="tasks"))
+        await wait(result)
+        counts = await dasktile.metrics(c)
+        # three rows at each cut; a tile that is sent has as much as half of that
+        allowed = counts.bytes_predicted + 20 * 3 * 400 * 8
+        assert counts.bytes_received <= allowed + SMALL
+        assert not len(s.plugins["dasktile"].placing.joins)
+        expected = (x - x.mean(axis=0)).compute(scheduler="sync")
+        np.testing.assert_allclose(await c.compute(result), expected)
+
+    run()

@@ -12,6 +12,7 @@ from distributed import Scheduler
 from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import scheduling, states
 from dasktile.lower.bundle_tasks import has_bundle, is_pick, keys_in
+from dasktile.runtime.scheduler.joins import Joins
 from dasktile.runtime.scheduler.priorities import position
 from dasktile.runtime.scheduler.roots import (
     HELD,
@@ -91,6 +92,7 @@ class Placing:
         self.windows = windows
         self.homes = homes
         self._restricts = restricts
+        self.joins = Joins(homes, settings)
         #: Names of arrays whose placement other layers follow, by token.
         self._followed_names: dict[str, str] = {}
 
@@ -107,6 +109,7 @@ class Placing:
         found = Placed(layers)
         first, bundles = found.first, found.bundles
         homes: dict[Any, str] = {}
+        joined = 0
         between: list[TaskState] = []
         others: list[TaskState] = []
         #: Layers of which a task of the layer itself is in `first`.
@@ -146,20 +149,21 @@ class Placing:
                 homes[key] = home
                 restrict(ts, home)
         if homes:
-            self._place_others(between, others, homes)
+            joined = self._place_others(between, others, homes)
         elif self._restricts and self.roots.throttled:
             self._group_roots(others)
-        found.count = len(homes)
+        found.count = len(homes) + joined
         return found
 
     def _place_others(
         self, between: list[TaskState], others: list[TaskState], homes: dict[Any, str]
-    ) -> None:
+    ) -> int:
         """Place tasks whose layer names have no placement next to tasks that have one.
 
         A slice of a plan is placed on the worker of its tile, or of the large block of data that it
         is cut from; a pick on that of its bundle; another task that reads only data of the graph on
-        that of its readers; and a task that is the only reader of its inputs on that of these.
+        that of its readers; and a task that is the only reader of its only input on that of this.
+        Others that read several results are placed when these are in memory.
 
         Parameters
         ----------
@@ -169,7 +173,12 @@ class Placing:
             Tasks that belong to no plan.
         homes
             Home workers by key; those of the placed tasks are added.
+
+        Returns
+        -------
+        How many tasks are placed by the bytes of results that are in memory already.
         """
+        joined = 0
         restrict = self._restrict_function()
         near = {ts.key for ts in between}
         between.sort(key=lambda ts: ts.priority or ())
@@ -202,11 +211,14 @@ class Placing:
                 continue
             self._place_near(ts, ts.dependencies, homes, restrict, near)
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
-            alone = all(len(read.dependents) == 1 for read in ts.dependencies) or is_pick(
-                ts.run_spec
-            )
-            if alone and all(read.key in homes for read in ts.dependencies):
-                self._place_near(ts, ts.dependencies, homes, restrict)
+            reads = ts.dependencies
+            if len(reads) == 1:
+                [read] = reads
+                if read.key in homes and (len(read.dependents) == 1 or is_pick(ts.run_spec)):
+                    self._place_near(ts, reads, homes, restrict)
+            elif self._restricts and len(reads) <= self.settings.max_combined:
+                joined += self.joins.add(ts)
+        return joined
 
     def _group_roots(self, new: list[TaskState]) -> None:
         """Hold root tasks of a graph without a plan in families, each of which one worker runs."""

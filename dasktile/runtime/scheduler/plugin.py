@@ -222,10 +222,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
         remove_collector(self.scheduler)
         self.roots.clear()
         self.windows.clear()
+        self.placing.joins.clear()
 
     def restart(self, scheduler: Scheduler) -> None:
         self.roots.clear()
         self.windows.clear()
+        self.placing.joins.clear()
         self.stealing.clear()
         # the workers, which are new, count from zero as well
         self.predicted.clear()
@@ -430,8 +432,13 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self._task_ended, key, worker, timed)
         if len(self.windows):
             self._guard(self.windows.ended, key, finish)
+        if len(self.placing.joins):
+            self._guard(self._join, key, finish)
         if self.hints and finish in HINTED:
             self._guard_hints(self.hint_sender.transition, key, start, finish)
+
+    def _join(self, key: Any, finish: str) -> None:
+        self.placed += self.placing.joins.ended(key, finish)
 
     def _task_ended(self, key: Any, worker: str | None, timed: Any) -> None:
         self.stolen += self.stealing.task_ended(key, worker, timed)

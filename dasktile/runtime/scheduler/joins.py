@@ -1,0 +1,107 @@
+"""Tasks behind a plan that read several of its results: each runs where most of its bytes are.
+
+Dask sends such a task to the worker on which it would start first, and counts the bytes that it
+reads as little beside the tasks that wait there.  Workers of a plan have many waiting tasks, so
+that large tiles would be sent to others, with which a task only joins some rows: where
+``to_zarr``, ``rechunk`` or ``map_overlap`` follow a plan.  Sizes are known once the inputs are
+there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dasktile._compat.distributed import states
+from dasktile.runtime.scheduler.roots import restrict_to_home
+from dasktile.runtime.settings import RuntimeSettings
+from dasktile.schedule.homes import Homes
+
+if TYPE_CHECKING:
+    from distributed.scheduler import TaskState
+
+#: States after which a result is there, or never will be.
+_ENDED = frozenset({states.MEMORY, states.FORGOTTEN})
+
+
+class Joins:
+    """Tasks that are placed when their inputs are in memory.
+
+    Parameters
+    ----------
+    homes
+        The workers in mesh order.
+    settings
+        Constants.
+    """
+
+    def __init__(self, homes: Homes, settings: RuntimeSettings) -> None:
+        self.homes, self.settings = homes, settings
+        #: By the key of an input that is not in memory, its readers.
+        self._readers: dict[Any, list[TaskState]] = {}
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def add(self, ts: TaskState) -> bool:
+        """Place a task once all of its inputs are in memory.
+
+        Parameters
+        ----------
+        ts
+            The task, which no worker has yet.
+
+        Returns
+        -------
+        Whether it is placed already.
+        """
+        waiting = [read for read in ts.dependencies if not read.who_has]
+        for read in waiting:
+            self._readers.setdefault(read.key, []).append(ts)
+        return not waiting and self._place(ts)
+
+    def ended(self, key: Any, finish: str) -> int:
+        """Place the readers of a result that is in memory now; forget those of one that is gone.
+
+        Parameters
+        ----------
+        key, finish
+            The task, and its new state.
+
+        Returns
+        -------
+        How many are placed.
+        """
+        readers = self._readers.pop(key, ()) if finish in _ENDED else ()
+        return sum(
+            self._place(ts)
+            for ts in readers
+            if finish == states.MEMORY and all(read.who_has for read in ts.dependencies)
+        )
+
+    def clear(self) -> None:
+        """Forget all tasks."""
+        self._readers.clear()
+
+    def _place(self, ts: TaskState) -> bool:
+        """Restrict a task to the worker that has more than half of its bytes.
+
+        Results that many tasks read do not count: all of these would run on one worker.
+        """
+        if ts.state not in (states.RELEASED, states.WAITING) or ts.worker_restrictions:
+            return False
+        there: Counter[str] = Counter()
+        total = 0
+        for read in ts.dependencies:
+            total += (size := read.get_nbytes())
+            joined = sum(len(reader.dependencies) > 1 for reader in read.dependents)
+            if joined <= self.settings.max_joined:
+                for ws in read.who_has or ():
+                    there[ws.address] += size
+        if not there:
+            return False
+        best = min(there, key=lambda address: (-there[address], self.homes.place(address)))
+        if 2 * there[best] <= total or best not in self.homes.workers:
+            return False
+        restrict_to_home(ts, best)
+        return True

@@ -84,9 +84,10 @@ class Joins:
         self._readers.clear()
 
     def _place(self, ts: TaskState) -> bool:
-        """Restrict a task to the worker that has more than half of its bytes.
+        """Restrict a task to the worker that has most of its bytes.
 
-        Results that many tasks read do not count: all of these would run on one worker.
+        That must be more than half of them, unless nothing else reads its inputs.  Results that
+        many tasks join do not count: all of these would run on one worker.
         """
         if ts.state not in (states.RELEASED, states.WAITING) or ts.worker_restrictions:
             return False
@@ -101,7 +102,8 @@ class Joins:
         if not there:
             return False
         best = min(there, key=lambda address: (-there[address], self.homes.place(address)))
-        if 2 * there[best] <= total or best not in self.homes.workers:
+        is_only = all(len(read.dependents) == 1 for read in ts.dependencies)
+        if best not in self.homes.workers or (2 * there[best] <= total and not is_only):
             return False
         restrict_to_home(ts, best)
         return True

@@ -71,18 +71,24 @@ def test_a_task_whose_inputs_are_there_is_placed_at_once(
 
 
 @pytest.mark.parametrize(
-    "reads",
+    ("one", "shared", "expected"),
     [
-        # as much on either, or on a worker that has left
-        [result("one", 50, "a"), result("other", 50, "b")],
-        [result("one", 90, "c"), result("other", 10, "b")],
+        # as much on either: anywhere, unless others read an input
+        (result("one", 50, "a"), False, "a"),
+        (result("one", 50, "a"), True, None),
+        (result("one", 60, "a"), True, "a"),
+        # of a worker that has left
+        (result("one", 90, "c"), False, None),
     ],
 )
-def test_where_no_worker_has_most_the_scheduler_decides(
-    reads: list[_Task], waiting: Joins, placed: dict[Any, str]
+def test_the_scheduler_decides_where_no_worker_has_most(
+    one: _Task, shared: bool, expected: str | None, waiting: Joins, placed: dict[Any, str]
 ) -> None:
-    assert not waiting.add(reader(*reads))
-    assert not placed
+    task = reader(one, result("other", 50, "b"))
+    if shared:
+        reader(one)
+    assert waiting.add(task) == (expected is not None)
+    assert placed.get(task) == expected
 
 
 def test_a_result_that_many_tasks_join_attracts_none(

@@ -212,11 +212,11 @@ class Placing:
             self._place_near(ts, ts.dependencies, homes, restrict, near)
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
             reads = ts.dependencies
+            is_only = all(len(read.dependents) == 1 for read in reads)
             if len(reads) == 1:
-                [read] = reads
-                if read.key in homes and (len(read.dependents) == 1 or is_pick(ts.run_spec)):
+                if (is_only or is_pick(ts.run_spec)) and all(read.key in homes for read in reads):
                     self._place_near(ts, reads, homes, restrict)
-            elif self._restricts and len(reads) <= self.settings.max_combined:
+            elif self._restricts and (is_only or len(reads) <= self.settings.max_combined):
                 joined += self.joins.add(ts)
         return joined
 

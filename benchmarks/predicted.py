@@ -540,10 +540,14 @@ def measure(case: Case, way_name: str, workers: int, stock: int, values: list[np
     """Run one expression on one way."""
     way = WAYS[way_name]
     options = {"keep_chunks": way.keep_chunks}
-    with cluster(workers) as client, tempfile.TemporaryDirectory() as folder:
+    # workers that share one interpreter stall, and their tasks would run elsewhere
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        cluster(workers) as client,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         dasktile.enable(client)
         roots = client.cluster.scheduler.plugins[TileSchedulerPlugin.name].roots
-        # workers that share one interpreter stall, and their root tasks would run elsewhere
         roots.settings = replace(roots.settings, stall_timeout=math.inf)
         inputs: list[Any] = []  # Dask loses blocks that only an optimised graph refers to
 

@@ -13,7 +13,9 @@ The first item of a key is its *head*; it is usually, but not always, the name o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +26,10 @@ from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
 from dasktile.capture.overlaps import overlap_of
 
 Key = Any
+
+#: Blocks of an array whose keys are put into a set, at most: a lookup takes a tenth of the time of
+#: comparing numbers (chosen: a set of so many takes some milliseconds).
+MOST_KEYS = 1 << 16
 
 
 def is_block_number(value: Any, count: int) -> bool:
@@ -52,6 +58,11 @@ def is_block(key: Key, name: str, numblocks: Sequence[int]) -> bool:
         elif not is_block_number(number, count):
             return False
     return True
+
+
+def block_keys(name: str, numblocks: Sequence[int]) -> frozenset[Key]:
+    """The keys of all blocks of the array `name`."""
+    return frozenset(product((name,), *map(range, numblocks)))
 
 
 def head_of(key: Key) -> Any:
@@ -164,6 +175,8 @@ class Keys:
         self._numblocks: dict[Any, tuple[int, ...]] = {}
         #: The names of all other layers, by the heads of their keys.
         self._others: dict[Any, list[str]] = {}
+        #: The keys of the blocks of layers that were asked for.
+        self._keys: dict[Any, frozenset[Key]] = {}
         self._layers = layers
         for name, layer in layers.items():
             if isinstance(layer, Blockwise):
@@ -181,16 +194,26 @@ class Keys:
     def __contains__(self, key: Key) -> bool:
         return self.owner(key) is not None
 
+    def _is_block(self, key: Key, head: Any) -> bool:
+        """Whether a key is of a layer whose tasks are not generated."""
+        numblocks = self._numblocks.get(head)
+        if numblocks is None:
+            return False
+        if head not in self._keys and math.prod(numblocks) <= MOST_KEYS:
+            self._keys[head] = block_keys(head, numblocks)
+        keys = self._keys.get(head)
+        if key not in keys if keys is not None else not is_block(key, head, numblocks):
+            return False
+        layer = self._blockwise.get(head)
+        blocks = None if layer is None else layer.output_blocks
+        return blocks is None or tuple(key[1:]) in blocks
+
     def owner(self, key: Key) -> str | None:
         """The layer that contains a key, or None."""
         try:
             head = head_of(key)
-            numblocks = self._numblocks.get(head)
-            if numblocks is not None and is_block(key, head, numblocks):
-                layer = self._blockwise.get(head)
-                blocks = None if layer is None else layer.output_blocks
-                if blocks is None or tuple(key[1:]) in blocks:
-                    return str(head)
+            if self._is_block(key, head):
+                return str(head)
             for name in self._others.get(head, ()):
                 if key in self._layers[name]:
                     return name

@@ -12,6 +12,7 @@ graphs; see ``docs/upstream/clone-stale-keys.md``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -22,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dasktile._compat.dask import ArrayOverlapLayer, GraphNode, convert_legacy_graph
 from dasktile.capture.base import GraphView, has_blocks
-from dasktile.capture.references import Key, Keys, head_of, is_block, read_by, tasks_of
+from dasktile.capture.references import Key, Keys, block_keys, head_of, is_block, read_by, tasks_of
 
 #: Types of values that are no task objects and may contain references, by dask's rules.
 _MAYBE_LEGACY = (tuple, list, set, frozenset, str, int, float)
@@ -92,8 +93,11 @@ class _Reads:
         arrays = {other: self.view.array(other) for other in declared if other != name}
         numblocks = {other: array.numblocks for other, array in arrays.items() if array is not None}
         nodes = [task for task in tasks.values() if isinstance(task, GraphNode)]
-        reads = set[Key]().union(*[node.dependencies for node in nodes])
-        for key in reads - tasks.keys():
+        reads = set[Key]().union(*[node.dependencies for node in nodes]) - tasks.keys()
+        for other, blocks in numblocks.items():
+            if math.prod(blocks) <= len(reads):
+                reads -= block_keys(other, blocks)
+        for key in reads:
             owner = head_of(key)
             counts = numblocks.get(owner)
             if counts is not None and is_block(key, owner, counts):

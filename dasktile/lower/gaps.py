@@ -37,13 +37,10 @@ from dasktile.schedule.placement import token as short_token
 _TOKENS = re.compile(rf"({TOKEN.pattern}|{SHORT_TOKEN.pattern})")
 
 #: Types that are pickled by value.
-_PLAIN = {
-    *(int, float, complex, bool, bytes, type(None), type(...)),
-    *(tuple, list, dict, set, frozenset, slice, range),
-}
+_PLAIN = {int, float, complex, bool, bytes, type(None), type(...), tuple, slice, range}
 
-#: Those of them that are handed on if they are of the graph: a function, or the user, may change
-#: them, and equal sets may have other orders.
+#: Types that are pickled by value, or handed on if the value is of the graph: a function, or the
+#: user, may change it, and equal sets may have other orders.
 _HANDED_ON = {list, dict, set, frozenset}
 
 #: Types of most tasks and references: to look for them in `_is_kept` would take longer.
@@ -280,13 +277,18 @@ class _Writer(pickle.Pickler):
             raise NoGapsError("a text has a token of a name")
 
     def persistent_id(self, value: Any) -> int | None:
+        # called for every part of every task
         kind = type(value)
-        if kind in _PLAIN and (kind not in _HANDED_ON or id(value) not in self._object):
+        if kind in _PLAIN:
             return None
         if kind is str:
-            if value not in self._texts:
+            try:
+                return self._texts[value]
+            except KeyError:
                 self._texts[value] = self._text(value)
-            return self._texts[value]
+                return self._texts[value]
+        if kind in _HANDED_ON and id(value) not in self._object:
+            return None
         number = self._numbers.get(id(value))
         if number is not None:
             return number

@@ -9,7 +9,7 @@ cut first, so that no worker receives more of them than it keeps.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -37,6 +37,7 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
     summed = [label for label in range(len(counts)) if label not in kernel.output]
     mesh_groups = _groups(summed, counts, [_runs(context, label) for label in summed])
     partial = context.step("partial", context.work_at)
+    operands_of = _operands(context)
 
     results: dict[Key, GraphNode] = {}
     steps: dict[Key, GraphNode] = {}
@@ -57,7 +58,7 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
             for number, chosen in enumerate(group):
                 for label, at in zip(summed, chosen, strict=True):
                     full[label] = at
-                operands = _operands(context, full)
+                operands = operands_of(full)
                 if direct and number == len(group) - 1:
                     key, layer = (name, *block), results
                 else:
@@ -123,13 +124,30 @@ def _groups_by_home(
     return [groups[position] for position in sorted(groups)]
 
 
-def _operands(context: LoweringContext, full: Sequence[int]) -> list[TaskRef]:
-    operands = []
-    for number, (edge, name) in enumerate(zip(context.node.edges, context.inputs, strict=True)):
-        block = (0 if axis.label is None else full[axis.label] for axis in edge.axes)
-        copy = (context.home_position(full),) if number in context.copied else ()
-        operands.append(TaskRef((name, *copy, *block)))
-    return operands
+def _operands(context: LoweringContext) -> Callable[[Sequence[int]], list[TaskRef]]:
+    """A function: the blocks of the inputs that a block of the loop nest reads.
+
+    Many read the same block, which is one object for all of them.
+    """
+    inputs = [
+        (name, number in context.copied, [axis.label for axis in edge.axes])
+        for number, (edge, name) in enumerate(zip(context.node.edges, context.inputs, strict=True))
+    ]
+    known: dict[Key, TaskRef] = {}
+
+    def read(full: Sequence[int]) -> list[TaskRef]:
+        operands = []
+        for name, copied, labels in inputs:
+            key: Key = (name, *[0 if label is None else full[label] for label in labels])
+            if copied:
+                key = (name, context.home_position(full), *key[1:])
+            ref = known.get(key)
+            if ref is None:
+                ref = known[key] = TaskRef(key)
+            operands.append(ref)
+        return operands
+
+    return read
 
 
 def _summed(

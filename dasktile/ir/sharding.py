@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dasktile.ir.block_numbers import Numbers, followed_block
 from dasktile.ir.program import bounds
@@ -165,12 +165,16 @@ class Follow:
     numbers
         For every axis of that array, the number of the block that each block of the dimension
         follows; None where that is its own number.  Without a dimension, the first counts.
+    cuts
+        For every axis of that array, the sizes of the blocks of the dimension, where these are
+        decided with the placement.
     """
 
     array: str
     node: int
     dims: tuple[int | None, ...]
     numbers: tuple[Numbers | None, ...] = ()
+    cuts: tuple[tuple[int, ...] | None, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.numbers:

@@ -250,9 +250,7 @@ class Space:
                 if not self.axes.free:
                     # the placement of the input's own chunks is fixed, however uneven it is
                     most = math.inf
-                self._followed[key] = followed(
-                    node, follow, array, shapes, self.mesh.workers, self.axes.free, most
-                )
+                self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers, most)
             blocks = self._followed[key]
             if blocks is not None:
                 follows.append((follow, blocks))
@@ -260,7 +258,7 @@ class Space:
 
     def _located(self, index: int, node: Node) -> Variable:
         """A persisted array with fixed placement: one candidate."""
-        follow = Follow(node.name, index, tuple(range(len(node.shape))))
+        follow = Follow(node.name, index, tuple(range(len(node.shape))), cuts=node.chunks)
         nowhere = BoxBuilder(self.mesh, node.labels, self.axes.grids[index]).work(Options([]))
         return Variable(
             index,
@@ -360,9 +358,7 @@ class Space:
         key = (follow, node.shape, None if self.axes.free else node.chunks)
         if key not in self._copies:
             array = self.program.nodes[follow.node]
-            self._copies[key] = followed_copy(
-                node, follow, array, self.mesh.workers, self.axes.free
-            )
+            self._copies[key] = followed_copy(node, follow, array, self.mesh.workers)
         return self._copies[key]
 
 

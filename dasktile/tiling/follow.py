@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Follow, Kind, Label, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
 from dasktile.ir.block_numbers import Numbers, are_few, unless_all
 from dasktile.tiling.blocks import Blocks
-from dasktile.tiling.lines import Lines, Part, is_shift
+from dasktile.tiling.lines import Lines, Part, is_line
 from dasktile.tiling.strided import steps_of
 
 Ints = npt.NDArray[np.int64]
@@ -86,70 +86,78 @@ def leaders(program: Program) -> list[int]:
     return sorted(indices, key=lambda index: (-program.nodes[index].nbytes, index))
 
 
-def cuts_along(
-    sizes: tuple[int, ...], length: int, numbers: Numbers | None = None
-) -> tuple[int, ...]:
-    """The cuts of an axis of some length whose blocks follow some of another one.
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The blocks of a dimension: their sizes, and the number of the block that each follows."""
 
-    The last block is shorter or longer.
+    sizes: tuple[int, ...]
+    numbers: Numbers
 
-    Parameters
-    ----------
-    sizes
-        Sizes of the blocks that are followed.
-    length
-        The length of the other axis.
-    numbers
-        Which of them its blocks follow; None for all.
+
+def _cut(parts: Sequence[Part], sizes: tuple[int, ...], own: tuple[int, ...] | None) -> _Cut | None:
+    """How a label is cut that follows an axis in blocks of these sizes.
+
+    It has its `own` cuts, if these are given, or about those of the axis.  None where its last
+    block would be empty or far longer than they are, or not all parts of it are whole blocks.
     """
-    cuts = sizes if numbers is None else tuple(sizes[number] for number in numbers)
-    return (*cuts[:-1], length - sum(cuts[:-1]))
+    if len(parts) > 1:
+        found = _one_by_one(parts, sizes)
+    else:
+        found = (_nearest if abs(parts[0].along.step) == 1 else _scaled)(parts[0], sizes)
+    if own is None or (found is not None and own == found.sizes):
+        return found
+    return _Cut(own, _numbers_of(parts, sizes, own))
 
 
-def _numbers(
-    parts: Sequence[Part], sizes: tuple[int, ...], own: tuple[int, ...] | None
-) -> Numbers | None:
-    """The blocks, of these sizes, that those of a label may follow, of its `own` cuts if given."""
-    numbers = _numbers_along(parts, sizes)
-    length = max(part.hi for part in parts)
-    if own is None or (numbers is not None and own == cuts_along(sizes, length, numbers)):
-        return numbers
-    return _numbers_of(parts, sizes, own)
-
-
-def _numbers_along(parts: Sequence[Part], sizes: tuple[int, ...]) -> Numbers | None:
-    """The blocks, of these sizes, that those of a label follow if it has about their cuts.
-
-    None if its last block would be empty or far longer than they are, or if not all parts of it are
-    whole blocks.
-    """
-    if len(parts) == 1:
-        return _nearest(parts[0], sizes)
-    found: list[int] = []
+def _one_by_one(parts: Sequence[Part], sizes: tuple[int, ...]) -> _Cut | None:
+    """The cut of a label whose parts are whole blocks."""
+    cuts: list[int] = []
+    numbers: list[int] = []
     for part in parts:
-        numbers = _nearest(part, sizes)
-        if numbers is None or not _is_exact(part, sizes, numbers):
+        found = _nearest(part, sizes) if abs(part.along.step) == 1 else None
+        if found is None or not _is_exact(part, sizes, found.numbers):
             return None
-        found += numbers
-    return tuple(found)
+        cuts += found.sizes
+        numbers += found.numbers
+    return _Cut(tuple(cuts), tuple(numbers))
 
 
-def _nearest(part: Part, sizes: tuple[int, ...]) -> Numbers | None:
-    """Neighbouring blocks that begin about where a part of a label does, and are as long."""
+def _nearest(part: Part, sizes: tuple[int, ...]) -> _Cut | None:
+    """Neighbouring blocks that begin about where a part of a label does, and are as long.
+
+    The last one is shorter or longer, so that labels that are shifted a little have equal cuts.
+    """
     along, length = part.along, part.hi - part.lo
-    numbers = range(len(sizes))[:: along.step]
+    numbers = range(len(sizes))[:: int(along.step)]
     first = along.first if along.step > 0 else sum(sizes) - 1 - along.first
     starts = bounds([sizes[number] for number in numbers])[:-1]
-    begin = min(range(len(starts)), key=lambda place: abs(starts[place] - first))
+    _, begin = min((abs(float(start - first)), place) for place, start in enumerate(starts))
     left = numbers[begin:]
     if length == sum(sizes[number] for number in left):
-        return tuple(left)
+        return _Cut(tuple(sizes[number] for number in left), tuple(left))
     longest = LONGEST_LAST * max(sizes)
     for count in (len(left), *range(1, len(left))):
-        last = length - sum(sizes[number] for number in left[: count - 1])
+        before = tuple(sizes[number] for number in left[: count - 1])
+        last = length - sum(before)
         if 0 < last <= longest:
-            return tuple(left[:count])
+            return _Cut((*before, last), tuple(left[:count]))
     return None
+
+
+def _scaled(part: Part, sizes: tuple[int, ...]) -> _Cut | None:
+    """Blocks of the iterations that read in each block, of a label that reads with a step."""
+    along, length = part.along, part.hi - part.lo
+    step, first, numbers = along.step, along.first, range(len(sizes))
+    if step < 0:
+        step, first, numbers = -step, sum(sizes) - 1 - first, numbers[::-1]
+    edges = bounds([sizes[number] for number in numbers])
+    # the first iteration that reads at or after each edge
+    at = [min(max(-((first - edge) // step), 0), length) for edge in edges]
+    cuts = [(hi - lo, number) for lo, hi, number in zip(at, at[1:], numbers, strict=False)]
+    cuts = [(size, number) for size, number in cuts if size]
+    if at[0] != 0 or at[-1] != length or not cuts:
+        return None
+    return _Cut(tuple(size for size, _ in cuts), tuple(number for _, number in cuts))
 
 
 def _is_exact(part: Part, sizes: tuple[int, ...], numbers: Numbers) -> bool:
@@ -199,13 +207,17 @@ def candidates(
     if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
         return iter(())
 
-    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> dict[int, Numbers]:
+    cuttable = [label for label in range(len(node.labels)) if _is_cuttable(node, label, by_block)]
+
+    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> dict[int, _Cut]:
         found = {}
-        for label, along in enumerate(lines.labels[index]):
-            parts = lines.between(along, node.labels[label].size, lines.labels[leader][axis])
-            numbers = _cuttable(node, label, parts, sizes, retile, by_block) if parts else None
-            if numbers is not None:
-                found[label] = numbers
+        for label in cuttable:
+            loop, along = node.labels[label], lines.labels[index][label]
+            parts = lines.between(along, loop.size, lines.labels[leader][axis])
+            keeps = loop.role is Role.PINNED or not retile
+            cut = _cut(parts, sizes, loop.cuts if keeps else None) if parts else None
+            if cut is not None:
+                found[label] = cut
         return found
 
     return _along_leaders(program, leading, matching, most)
@@ -220,18 +232,16 @@ def kept(
     """
     node = program.nodes[index]
 
-    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> dict[int, Numbers]:
+    def matching(leader: int, axis: int, sizes: tuple[int, ...]) -> dict[int, _Cut]:
         found = {}
         for place, (out, size) in enumerate(zip(node.out, node.shape, strict=True)):
             if out.label is None or not out.identity:
                 continue
             along = lines.labels[index][out.label]
             parts = lines.between(along, size, lines.labels[leader][axis])
-            numbers = (
-                _numbers(parts, sizes, None if retile else node.chunks[place]) if parts else None
-            )
-            if numbers is not None:
-                found[place] = numbers
+            cut = _cut(parts, sizes, None if retile else node.chunks[place]) if parts else None
+            if cut is not None:
+                found[place] = cut
         return found
 
     return _along_leaders(program, leading, matching, most)
@@ -240,13 +250,12 @@ def kept(
 def _along_leaders(
     program: Program,
     leading: Sequence[int],
-    matching: Callable[[int, int, tuple[int, ...]], Mapping[int, Numbers]],
+    matching: Callable[[int, int, tuple[int, ...]], Mapping[int, _Cut]],
     most: int,
 ) -> Iterator[Follow]:
     """Ways to follow arrays.
 
-    `matching` has the dimensions that may run along an axis of one, and the blocks that theirs
-    follow.
+    `matching` has the dimensions that may run along an axis of one, and their blocks.
     """
     offered = 0
     for leader in leading:
@@ -257,12 +266,14 @@ def _along_leaders(
             if len(sizes) > 1
         }
         for dims in _assigned(matches, len(array.shape)):
+            cut = [None if dim is None else matches[axis][dim] for axis, dim in enumerate(dims)]
             numbers = tuple(
-                None if dim is None else unless_all(matches[axis][dim], len(array.chunks[axis]))
-                for axis, dim in enumerate(dims)
+                None if each is None else unless_all(each.numbers, len(sizes))
+                for each, sizes in zip(cut, array.chunks, strict=True)
             )
             if are_few(numbers):
-                yield Follow(array.name, leader, dims, numbers)
+                cuts = tuple(None if each is None else each.sizes for each in cut)
+                yield Follow(array.name, leader, dims, numbers, cuts)
                 offered += 1
         if offered >= most:
             return
@@ -294,30 +305,17 @@ def _reads_by_block(program: Program, node: Node) -> bool:
     )
 
 
-def _cuttable(
-    node: Node,
-    label: int,
-    parts: Sequence[Part],
-    sizes: tuple[int, ...],
-    retile: bool,
-    by_block: bool,
-) -> Numbers | None:
-    """The blocks of a persisted axis that those of a label may follow; None if it may not."""
-    loop = node.labels[label]
-    if loop.role not in _ROLES or not (by_block or all(edge.chunks is None for edge in node.edges)):
-        return None
+def _is_cuttable(node: Node, label: int, by_block: bool) -> bool:
+    """Whether a label may be cut as a persisted axis is, so that blocks need about its blocks."""
+    if node.labels[label].role not in _ROLES:
+        return False
+    if not by_block and any(edge.chunks is not None for edge in node.edges):
+        return False
     for maps in (node.out, *(edge.axes for edge in node.edges)):
         along = [axis for axis in maps if axis.label == label]
-        if len(along) > 1 or not all(map(is_shift, along)):
-            return None
-    if not all(axis.identity for axis in node.out if axis.label == label):
-        return None
-    return _numbers(parts, sizes, loop.cuts if _keeps_cuts(loop, retile) else None)
-
-
-def _keeps_cuts(label: Label, retile: bool) -> bool:
-    """Whether a label that follows another array keeps its own cuts."""
-    return label.role is Role.PINNED or not retile
+        if len(along) > 1 or not all(map(is_line, along)):
+            return False
+    return all(axis.identity for axis in node.out if axis.label == label)
 
 
 def followed(
@@ -326,43 +324,29 @@ def followed(
     array: Node,
     shapes: Sequence[tuple[int, ...]],
     workers: int,
-    retile: bool,
     most: float,
 ) -> Followed | None:
     """The blocks that workers compute, hold and need if a node follows an array.
 
-    Labels keep their cuts without `retile`.  None where the busiest worker would have more than
-    `most` times the mean work.
+    None where the busiest worker would have more than `most` times the mean work.
     """
     grid = _owners(array, workers)
     cut = {label: axis for axis, label in enumerate(follow.dims) if label is not None}
     order = [label for label in range(len(node.labels)) if label in cut]
     # (workers, blocks along the followed labels in their order)
     owned = _arranged(grid, follow, [cut[label] for label in order])
-    edges = {
-        label: np.asarray(
-            bounds(
-                loop.cuts
-                if _keeps_cuts(loop, retile)
-                else cuts_along(array.chunks[axis], loop.size, follow.numbers[axis])
-            ),
-            dtype=np.int64,
-        )
-        for label, axis in cut.items()
-        for loop in (node.labels[label],)
-    }
+    edges = {label: np.asarray(bounds(follow.cuts[axis] or ())) for label, axis in cut.items()}
 
     def blocks(
         maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
     ) -> Blocks:
         """Blocks of an array with these axes; `have` is indexed by the labels `seen`."""
         block_edges: list[Ints] = []
-        # followed axes are read element by element
         steps = steps_of(maps, [label.size for label in node.labels])
         for column, (axis, size) in enumerate(zip(maps, shape, strict=True)):
             if axis.label in edges:
                 read, have = _read(axis, size, edges[axis.label], have, 1 + seen.index(axis.label))
-                block_edges.append(read)
+                block_edges.append(steps[column].before(read) if steps else read)
             elif axis.label is None:
                 block_edges.append(np.array([0, size]))
             else:
@@ -437,11 +421,14 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
 
     `have` says which workers have the blocks, which are its axis `place`.
     """
-    if axis.step == -1:
-        return np.clip(axis.start + 1 - edges[::-1], 0, size), np.flip(have, place)
-    lo = np.clip(edges[:-1] + axis.start, 0, size)
-    hi = np.clip(edges[1:] + axis.start + axis.width - 1, 0, size)
-    if axis.width == 1:
+    first = axis.start + axis.step * edges[:-1]
+    last = axis.start + axis.step * (edges[1:] - 1)
+    lo = np.clip(np.minimum(first, last), 0, size)
+    hi = np.clip(np.maximum(first, last) + axis.width, 0, size)
+    if axis.step < 0:
+        lo, hi, have = lo[::-1], hi[::-1], np.flip(have, place)
+    if axis.width <= abs(axis.step):
+        # what is between two blocks counts for the first of them
         return np.append(lo, hi[-1:]), have
     parts = np.unique(np.concatenate([lo, hi]))
     reads = (lo[:, None] <= parts[:-1]) & (parts[1:] <= hi[:, None])
@@ -449,23 +436,14 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
     return parts, np.moveaxis(read, -1, place)
 
 
-def followed_copy(node: Node, follow: Follow, array: Node, workers: int, retile: bool) -> Followed:
+def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:
     """The same for an array that is kept in the blocks of a persisted array."""
     grid = _owners(array, workers)
     cut = {place: axis for axis, place in enumerate(follow.dims) if place is not None}
     places = sorted(cut)
     owned = _arranged(grid, follow, [cut[place] for place in places])
     edges = tuple(
-        np.asarray(
-            (0, size)
-            if place not in cut
-            else bounds(
-                cuts_along(array.chunks[cut[place]], size, follow.numbers[cut[place]])
-                if retile
-                else node.chunks[place]
-            ),
-            dtype=np.int64,
-        )
+        np.asarray(bounds(follow.cuts[cut[place]] or ()) if place in cut else (0, size))
         for place, size in enumerate(node.shape)
     )
     blocks = Blocks(edges, owned.reshape(workers, *(len(bound) - 1 for bound in edges)))

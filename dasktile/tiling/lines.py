@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 
 from dasktile.ir import AxisMap, Edge, Label, Node, Program
@@ -17,6 +18,15 @@ from dasktile.ir import AxisMap, Edge, Label, Node, Program
 #: A part of a label that is at least so long stands for all of it, as the larger part of an array
 #: that is rolled or padded (chosen).
 _MAIN_PART = 0.75
+
+
+#: A place on a line; a fraction where an array is on the line of one that reads it with a step.
+Place = int | Fraction
+
+
+def _over(value: Place, step: Place) -> Place:
+    """A value divided by the step of a label."""
+    return value * step if step in (1, -1) else Fraction(value) / step
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +38,20 @@ class Along:
     line
         The number of the line.
     first, step
-        The place of the first iteration, and 1 or -1.
+        The place of the first iteration, and from one to the next; negative of a reversed label.
     """
 
     line: int
-    first: int = 0
-    step: int = 1
+    first: Place = 0
+    step: Place = 1
 
     def seen_from(self, other: Along) -> Along:
         """The places as iterations of another label on the same line."""
-        return Along(other.line, other.step * (self.first - other.first), other.step * self.step)
+        return Along(
+            other.line,
+            _over(self.first - other.first, other.step),
+            _over(self.step, other.step),
+        )
 
     def after(self, inner: Along) -> Along:
         """The places of iterations whose places on this label are `inner`."""
@@ -46,7 +60,15 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Iterations ``[lo, hi)`` of a label, and where they are, counted from the first of them."""
+    """Iterations ``[lo, hi)`` of a label.
+
+    Parameters
+    ----------
+    lo, hi
+        The first of them, and the one after the last.
+    along
+        Where they are, counted from the first of them.
+    """
 
     lo: int
     hi: int
@@ -109,7 +131,7 @@ def lines_of(program: Program) -> Lines:
         joined = _joined(program, node)
         for edge in node.edges:
             for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
-                if made.label is None or not made.identity or not is_shift(read):
+                if made.label is None or not made.identity or not is_line(read):
                     continue
                 assert read.label is not None
                 reader, maker = offsets[index] + read.label, offsets[edge.producer] + made.label
@@ -125,7 +147,7 @@ def lines_of(program: Program) -> Lines:
                 if ours.line != theirs.line:
                     # iteration t of the reader is at first + step * t of the maker
                     there = theirs.after(Along(maker, first, read.step))
-                    inverse = Along(reader, -ours.step * ours.first, ours.step)
+                    inverse = Along(ours.line).seen_from(ours)
                     to[ours.line] = there.after(inverse)
     parts = {
         found(label).line: tuple(
@@ -142,8 +164,8 @@ def lines_of(program: Program) -> Lines:
     return Lines(labels, parts)
 
 
-def is_shift(axis: AxisMap) -> bool:
-    """Whether iterations read one element after the other, and some around it maybe.
+def is_line(axis: AxisMap) -> bool:
+    """Whether iterations read elements at equal distances, and some around each maybe.
 
     Parameters
     ----------
@@ -152,7 +174,7 @@ def is_shift(axis: AxisMap) -> bool:
     """
     return (
         axis.label is not None
-        and (axis.step == 1 or (axis.step == -1 and axis.width == 1))
+        and (axis.step > 0 or (axis.step < 0 and axis.width == 1))
         and not axis.breaks
         and not axis.parts
     )
@@ -163,7 +185,7 @@ def _joined(program: Program, node: Node) -> set[int]:
     most: dict[int, int] = {}
     for edge in node.edges:
         for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
-            if made.label is not None and made.identity and is_shift(read):
+            if made.label is not None and made.identity and is_line(read):
                 assert read.label is not None
                 label = program.nodes[edge.producer].labels[made.label]
                 lo, hi = _reading(node, edge, read, label)
@@ -175,10 +197,12 @@ def _reading(node: Node, edge: Edge, axis: AxisMap, made: Label) -> tuple[int, i
     """The iterations of a label that read an element of an axis, whose own label is `made`."""
     assert axis.label is not None
     size = node.labels[axis.label].size
+    # the first and the last iteration that read an element, or those before and after
+    ends = 1 - axis.width - axis.start, made.size - 1 - axis.start
     if axis.step > 0:
-        lo, hi = 1 - axis.start - axis.width, made.size - axis.start
+        lo, hi = -(-ends[0] // axis.step), ends[1] // axis.step + 1
     else:
-        lo, hi = axis.start - made.size + 1, axis.start + 1
+        lo, hi = -(ends[1] // -axis.step), -ends[0] // -axis.step + 1
     if edge.within is not None and edge.within[0] == axis.label:
         lo, hi = max(lo, edge.within[1]), min(hi, edge.within[2])
     lo = min(max(lo, 0), size)

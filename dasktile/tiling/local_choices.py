@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
 from dasktile.tiling.candidates import Space, array_labels
-from dasktile.tiling.follow import cuts_along
 from dasktile.tiling.grid import Grid, cuts_of, sizes
 from dasktile.tiling.options import Option
 
@@ -135,19 +134,8 @@ class _Making:
             )  # fmt: skip
             pinned = []
         if option.follow is not None:
-            leader = self.space.program.nodes[option.follow.node]
-            along = {place: axis for axis, place in enumerate(option.follow.dims)
-                     if place is not None}  # fmt: skip
-            numbers = option.follow.numbers
-            kept = node.chunks if keep and not self.retile else fixed
-            fixed = tuple(
-                cuts
-                if place not in along
-                else kept[place]
-                if not self.retile or (not keep and node.labels[place].role is Role.PINNED)
-                else cuts_along(leader.chunks[along[place]], lengths[place], numbers[along[place]])
-                for place, cuts in enumerate(fixed)
-            )
+            along = dict(zip(option.follow.dims, option.follow.cuts, strict=True))
+            fixed = tuple(along.get(place) or cuts for place, cuts in enumerate(fixed))
         mesh_parts = tuple(
             self.space.mesh.parts(option.cutting(label)) for label in range(len(lengths))
         )

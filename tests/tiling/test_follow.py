@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from dasktile.ir import AxisMap
 from dasktile.tiling import follow
-from dasktile.tiling.follow import cuts_along
 from dasktile.tiling.lines import Along, Part
 
 
@@ -26,8 +28,8 @@ from dasktile.tiling.lines import Along, Part
 def test_the_last_block_is_shorter_or_longer(
     sizes: tuple[int, ...], length: int, expected: tuple[int, ...] | None
 ) -> None:
-    numbers = follow._numbers([Part(0, length, Along(0))], sizes, None)
-    assert (None if numbers is None else cuts_along(sizes, length, numbers)) == expected
+    cut = follow._cut([Part(0, length, Along(0))], sizes, None)
+    assert (None if cut is None else cut.sizes) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,37 @@ def test_blocks_that_are_followed(
     own: tuple[int, ...] | None,
     expected: tuple[int, ...] | None,
 ) -> None:
-    assert follow._numbers(parts, sizes, own) == expected
+    cut = follow._cut(parts, sizes, own)
+    assert (None if cut is None else cut.numbers) == expected
+    if cut is not None:
+        assert sum(cut.sizes) == parts[-1].hi
+        assert own in (None, cut.sizes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_labels_that_read_with_a_step_are_cut_where_blocks_begin(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = tuple(rng.integers(1, 6, rng.integers(2, 6)).tolist())
+    total = sum(sizes)
+    steps = [Fraction(2), Fraction(-2), Fraction(3), Fraction(3, 2), Fraction(-3, 2)]
+    step = steps[rng.integers(len(steps))]
+    first = int(rng.integers(0, 3)) if step > 0 else total - 1 - int(rng.integers(0, 3))
+    places = [first + step * number for number in range(3 * total)]
+    places = [place for place in places if 0 <= place < total]
+    cut = follow._cut([Part(0, len(places), Along(0, first, step))], sizes, None)
+    if not places:
+        assert cut is None
+        return
+    assert cut is not None
+    ends = np.cumsum(sizes)
+    expected = [int(np.searchsorted(ends, math.floor(place), side="right")) for place in places]
+    found = [number for size, number in zip(cut.sizes, cut.numbers, strict=True)
+             for _ in range(size)]  # fmt: skip
+    if step > 0:
+        assert found == expected
+    else:
+        # places between two elements are nearer to either
+        assert all(abs(one - other) <= 1 for one, other in zip(found, expected, strict=True))
 
 
 def test_each_axis_has_a_dimension_of_its_own() -> None:
@@ -76,6 +108,9 @@ def test_what_shifted_blocks_read(seed: int) -> None:
     axis = AxisMap(0, int(rng.integers(-4, 5)), 1, int(rng.integers(1, 7)))
     if seed % 4 == 0:
         axis = AxisMap(0, int(rng.integers(size - 3, size + 4)), -1)
+    elif seed % 4 == 1:
+        step = int(rng.integers(2, 4))
+        axis = AxisMap(0, int(rng.integers(-4, 5)), step, step + int(rng.integers(0, 3)))
     have = rng.random((3, len(sizes))) < 0.5
     parts, reads = follow._read(axis, size, edges, have, 1)
     for worker in range(3):

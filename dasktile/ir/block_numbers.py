@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 #: For each block of a dimension, the number of a block of another array.
@@ -51,16 +53,18 @@ def followed_block(
     )
 
 
-#: Runs of the numbers of blocks along all axes of an array, at most (chosen: names of layers say
-#: them, and Dask cuts long ones).
-MOST_RUNS = 4
+#: Letters that the numbers of blocks along all axes of an array may take (chosen: they are in names
+#: of layers, of which Dask cuts long ones).
+MOST_LETTERS = 24
+
+_RUN = re.compile(r"(\d+)(?:([ud])(\d+))?(?:x(\d+))?(?:n(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class NumberRun:
     """Equally spaced numbers, each some times.
 
-    ``NumberRun(7, -1, 2, 3)`` stands for 7, 7, 6, 6, 5, 5.
+    ``NumberRun(7, -1, 2, 3)`` stands for 7, 7, 6, 6, 5, 5; its code is ``7d1x2n3``.
 
     Parameters
     ----------
@@ -79,18 +83,33 @@ class NumberRun:
     times: int = 1
     count: int = 1
 
+    @property
+    def code(self) -> str:
+        """The run in a few letters."""
+        code = str(self.first)
+        if self.count > 1 and self.step != 1:
+            code += f"u{self.step}" if self.step >= 0 else f"d{-self.step}"
+        if self.times > 1:
+            code += f"x{self.times}"
+        return code + f"n{self.count}" if self.count > 1 else code
+
 
 def in_runs(numbers: Sequence[int]) -> tuple[NumberRun, ...]:
-    """Numbers as runs.
+    """Numbers as few runs.
 
     Parameters
     ----------
     numbers
         The numbers.
     """
+    repeated = [(number, len(list(same))) for number, same in groupby(numbers)]
+    return min(_runs(repeated), _runs([(number, 1) for number in numbers]), key=len)
+
+
+def _runs(repeated: Iterable[tuple[int, int]]) -> tuple[NumberRun, ...]:
+    """Runs of numbers, each with how often it occurs."""
     runs: list[NumberRun] = []
-    for number, same in groupby(numbers):
-        times = len(list(same))
+    for number, times in repeated:
         if runs:
             last = runs[-1]
             step = number - last.first if last.count == 1 else last.step
@@ -101,7 +120,55 @@ def in_runs(numbers: Sequence[int]) -> tuple[NumberRun, ...]:
     return tuple(runs)
 
 
-def are_few(numbers: Iterable[Numbers | None]) -> bool:
+@lru_cache(maxsize=1024)
+def code_of(numbers: Numbers) -> str:
+    """Numbers of blocks in letters, digits and dots.
+
+    Parameters
+    ----------
+    numbers
+        The numbers.
+    """
+    return ".".join(run.code for run in in_runs(numbers))
+
+
+def numbers_of(code: str, most: int) -> Numbers:
+    """The numbers of blocks of a code.
+
+    Parameters
+    ----------
+    code
+        The result of :func:`code_of`, or any text.
+    most
+        How many numbers there may be.
+
+    Raises
+    ------
+    ValueError
+        If it is no code, or one of more numbers, or of negative ones.
+    """
+    runs = []
+    for text in code.split("."):
+        match = _RUN.fullmatch(text)
+        if match is None:
+            raise ValueError(code)
+        first, sign, step, times, count = match.groups(default="1")
+        stride = -int(step) if sign == "d" else int(step)
+        run = NumberRun(int(first), stride, int(times), int(count))
+        # checked before memory is allocated for all numbers
+        most -= run.times * run.count
+        if run.times < 1 or run.count < 1 or most < 0 or run.first + stride * (run.count - 1) < 0:
+            raise ValueError(code)
+        runs.append(run)
+    return tuple(
+        run.first + run.step * at
+        for run in runs
+        for at in range(run.count)
+        for _ in range(run.times)
+    )
+
+
+def are_short(numbers: Iterable[Numbers | None]) -> bool:
     """Whether the name of a layer can say which blocks are followed.
 
     Parameters
@@ -109,20 +176,4 @@ def are_few(numbers: Iterable[Numbers | None]) -> bool:
     numbers
         For every axis of the array that is followed, the numbers of its blocks.
     """
-    return sum(len(in_runs(own)) for own in numbers if own is not None) <= MOST_RUNS
-
-
-def of_runs(runs: Iterable[NumberRun]) -> Numbers:
-    """The numbers of some runs.
-
-    Parameters
-    ----------
-    runs
-        The runs.
-    """
-    return tuple(
-        run.first + run.step * at
-        for run in runs
-        for at in range(run.count)
-        for _ in range(run.times)
-    )
+    return sum(len(code_of(own)) for own in numbers if own is not None) <= MOST_LETTERS

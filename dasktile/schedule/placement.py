@@ -22,9 +22,9 @@ The last form is not exact: it stands for parts that the others need too many le
 
 A part ``f5f3b0c24a1.0.`` in place of dimensions says that tiles follow the blocks of an array,
 whose name has that token: dimension 0 numbers the blocks of its first axis, and of its second axis
-tiles follow the first block.  A part ``g0.2x2n3.7d1n4`` after it says that the blocks of a
-dimension, here of that along the first axis, follow others than those of their numbers: 2, 2, 3, 3,
-4, 4, then 7, 6, 5, 4.
+tiles follow the first block.  In ``f5f3b0c24a1g.0._g0.2x2n3.7d1n4_z``, the blocks of the dimension
+along the first axis follow others than those of their numbers: 2, 2, 3, 3, 4, 4, then 7, 6, 5, 4.
+A name that was cut before the ``z`` says nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from dasktile.ir import Sharding, Share, near_even
-from dasktile.ir.block_numbers import NumberRun, Numbers, followed_block, in_runs, of_runs
+from dasktile.ir.block_numbers import Numbers, code_of, followed_block, numbers_of
 
 #: Precedes the placement in names of layers.
 MARK = "-dasktile-"
@@ -57,7 +57,6 @@ MAX_LETTERS = 48
 #: that look like a placement, and decoding allocates memory for every block.
 MAX_BLOCKS = 1 << 20
 
-_RUN = re.compile(r"(\d+)(?:([ud])(\d+))?(?:x(\d+))?(?:n(\d+))?")
 _CODE = re.compile(r"(\d+(?:x\d+)*)((?:_[0-9a-z.]*)*)")
 #: The end of the name of a layer that was written: a placement, if there is one, and a token.
 _WRITTEN = re.compile(rf"{MARK}(?:[0-9a-z_.]+-)?[0-9a-f]{{32}}(?:-part-[0-9a-f]{{32}})?\Z")
@@ -189,20 +188,15 @@ def encode(placement: Placement) -> str:
 
 
 def _encode_leader(leader: Leader) -> str:
-    code = f"_f{leader.token}." + ".".join("" if dim is None else str(dim) for dim in leader.dims)
-    for axis, numbers in enumerate(leader.numbers):
-        if numbers is not None:
-            code += f"_g{axis}." + ".".join(map(_encode_run, in_runs(numbers)))
-    return code
-
-
-def _encode_run(run: NumberRun) -> str:
-    code = str(run.first)
-    if run.count > 1 and run.step != 1:
-        code += f"u{run.step}" if run.step > 0 else f"d{-run.step}"
-    if run.times > 1:
-        code += f"x{run.times}"
-    return code + f"n{run.count}" if run.count > 1 else code
+    dims = ".".join("" if dim is None else str(dim) for dim in leader.dims)
+    if not any(numbers is not None for numbers in leader.numbers):
+        return f"_f{leader.token}.{dims}"
+    parts = "".join(
+        f"_g{axis}.{code_of(numbers)}"
+        for axis, numbers in enumerate(leader.numbers)
+        if numbers is not None
+    )
+    return f"_f{leader.token}g.{dims}{parts}_z"
 
 
 def _encode_share(share: Share) -> tuple[str, str]:
@@ -244,6 +238,7 @@ def _decode_code(code: str) -> Placement | None:
     if match is None:
         return None
     blocks = 0
+    is_cut = False
     try:
         mesh = tuple(map(int, match[1].split("x")))
         if not 0 < math.prod(mesh) <= 1 << 16:
@@ -255,12 +250,15 @@ def _decode_code(code: str) -> Placement | None:
             elif part.startswith("f"):
                 array, *axes = part[1:].split(".")
                 dims = tuple(int(axis) if axis else None for axis in axes)
-                follow = Leader(array, dims, (None,) * len(dims))
+                is_cut = array.endswith("g")
+                follow = Leader(array.removesuffix("g"), dims, (None,) * len(dims))
             elif part.startswith("g"):
-                axis, *runs = part[1:].split(".")
-                numbers = _decode_numbers(runs, MAX_BLOCKS - blocks)
+                axis, _, code = part[1:].partition(".")
+                numbers = numbers_of(code, MAX_BLOCKS - blocks)
                 blocks += len(numbers)
                 follow = _with_numbers(follow, int(axis), numbers)
+            elif part == "z":
+                is_cut = False
             elif part.startswith("w"):
                 planned_for = int(part[1:])
                 if planned_for < 1:
@@ -270,26 +268,9 @@ def _decode_code(code: str) -> Placement | None:
                 blocks += sum(shares[-1].runs)
     except (ValueError, IndexError):
         return None
+    if is_cut:
+        return None
     return Placement(mesh, Sharding(tuple(shares)), predicted, follow, planned_for)
-
-
-def _decode_numbers(runs: Sequence[str], most: int) -> Numbers:
-    """Numbers of blocks; raises ValueError if these are more than `most`."""
-    found = []
-    for run in runs:
-        match = _RUN.fullmatch(run)
-        if match is None:
-            raise ValueError(run)
-        first, sign, step, times, count = match.groups()
-        stride = int(step or 1) * (-1 if sign == "d" else 1)
-        found.append(NumberRun(int(first), stride, int(times or 1), int(count or 1)))
-    # checked before memory is allocated for all numbers
-    if sum(run.times * run.count for run in found) > most:
-        raise ValueError(runs)
-    numbers = of_runs(found)
-    if any(number < 0 for number in numbers):
-        raise ValueError(runs)
-    return numbers
 
 
 def _with_numbers(leader: Leader | None, axis: int, numbers: Numbers) -> Leader:

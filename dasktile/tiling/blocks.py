@@ -87,19 +87,21 @@ class Blocks:
 
     def common(self, other: Blocks) -> float:
         """Elements that the same worker has in both."""
-        matrices = []
-        for own, others in zip(self.edges, other.edges, strict=True):
-            lo = np.maximum(own[:-1, None], others[None, :-1])
-            hi = np.minimum(own[1:, None], others[None, 1:])
-            matrices.append(np.maximum(hi - lo, 0).astype(np.float64))
-        total = 0.0
-        for mine, theirs in zip(self.owned, other.owned, strict=True):
-            left = mine.astype(np.float64)
-            for matrix in matrices:
-                # the first axis of mine becomes the last, an axis of the other's
-                left = np.moveaxis(np.tensordot(matrix, left, axes=(0, 0)), 0, -1)
-            total += float((left * theirs).sum())
-        return total
+        mine, theirs, lengths = self.owned, other.owned, []
+        for axis, (own, others) in enumerate(zip(self.edges, other.edges, strict=True), 1):
+            # each cell between two cuts of either is in one block of both
+            lo, hi = max(own[0], others[0]), min(own[-1], others[-1])
+            cuts = np.unique(np.concatenate([own, others]))
+            cuts = cuts[(lo <= cuts) & (cuts <= hi)]
+            if len(cuts) < 2:
+                return 0.0
+            mine = mine.take(np.searchsorted(own, cuts[:-1], side="right") - 1, axis=axis)
+            theirs = theirs.take(np.searchsorted(others, cuts[:-1], side="right") - 1, axis=axis)
+            lengths.append(np.diff(cuts).astype(np.float64))
+        both = (mine & theirs).astype(np.float64)
+        for length in reversed(lengths):
+            both = both @ length
+        return float(both.sum())
 
     def union(self, other: Blocks) -> Blocks | None:
         """What a worker has in either; None where the grids differ."""

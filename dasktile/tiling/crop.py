@@ -37,7 +37,7 @@ from dasktile.ir import (
     bounds,
     output_chunks,
 )
-from dasktile.ir.block_numbers import are_few, unless_all
+from dasktile.ir.block_numbers import are_short, unless_all
 from dasktile.tiling.needed import Needed
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.rewrite import extended_as, is_copy
@@ -474,4 +474,4 @@ def _is_named(tiled: TiledProgram) -> bool:
         *(where for tiling in tiled.tilings for where in (tiling.work_at, tiling.held_at)),
         *tiled.kept_at.values(),
     ]
-    return all(are_few(where.numbers) for where in places if isinstance(where, Follow))
+    return all(are_short(where.numbers) for where in places if isinstance(where, Follow))

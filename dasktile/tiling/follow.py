@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
-from dasktile.ir.block_numbers import Numbers, are_few, unless_all
+from dasktile.ir.block_numbers import Numbers, are_short, unless_all
 from dasktile.tiling.blocks import Blocks
 from dasktile.tiling.lines import Lines, Part, is_line
 from dasktile.tiling.strided import steps_of
@@ -130,16 +130,19 @@ def _nearest(part: Part, sizes: tuple[int, ...]) -> _Cut | None:
     along, length = part.along, part.hi - part.lo
     numbers = range(len(sizes))[:: int(along.step)]
     first = along.first if along.step > 0 else sum(sizes) - 1 - along.first
-    starts = bounds([sizes[number] for number in numbers])[:-1]
-    _, begin = min((abs(float(start - first)), place) for place, start in enumerate(starts))
+    edges = bounds([sizes[number] for number in numbers])
+    after = min(max(bisect_left(edges, first), 1), len(sizes) - 1)
+    begin = after - (2 * first <= edges[after - 1] + edges[after]) if len(sizes) > 1 else 0
     left = numbers[begin:]
-    if length == sum(sizes[number] for number in left):
+    if length == edges[-1] - edges[begin]:
         return _Cut(tuple(sizes[number] for number in left), tuple(left))
+    # all blocks that are left, or else the fewest
     longest = LONGEST_LAST * max(sizes)
-    for count in (len(left), *range(1, len(left))):
-        before = tuple(sizes[number] for number in left[: count - 1])
-        last = length - sum(before)
-        if 0 < last <= longest:
+    fewest = bisect_left(edges, edges[begin] + length - longest, begin) - begin + 1
+    for count in (len(left), fewest):
+        last = length - (edges[min(begin + count, len(edges)) - 1] - edges[begin])
+        if count <= len(left) and 0 < last <= longest:
+            before = tuple(sizes[number] for number in left[: count - 1])
             return _Cut((*before, last), tuple(left[:count]))
     return None
 
@@ -271,7 +274,7 @@ def _along_leaders(
                 None if each is None else unless_all(each.numbers, len(sizes))
                 for each, sizes in zip(cut, array.chunks, strict=True)
             )
-            if are_few(numbers):
+            if are_short(numbers):
                 cuts = tuple(None if each is None else each.sizes for each in cut)
                 yield Follow(array.name, leader, dims, numbers, cuts)
                 offered += 1

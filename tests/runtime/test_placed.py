@@ -384,6 +384,7 @@ NEAR = {
     "reversed slice": lambda x: x[719:79:-1, ::-1] * 2,
     "twice": lambda x: da.concatenate([x, x + 1]).sum(axis=0),
     "there and back": lambda x: da.concatenate([x, x[::-1], x[320:]]) + 1,
+    "there and back again": lambda x: da.concatenate([x, x[::-1], x]) * 2,
     "step": lambda x: x[::2] - x[1::2],
     "reversed step": lambda x: x[::-4, 1::2] * 2,
     "coarsened": lambda x: da.coarsen(np.mean, x, {0: 4, 1: 5}) + 1,
@@ -402,7 +403,8 @@ def test_blocks_stay_where_they_are(name, workers, cluster):
     with dask.config.set({"dasktile.cost.task-bytes": 1}):
         predicted, moved = honest([NEAR[name](x)], machine)
         planned = dasktile.optimize(NEAR[name](x))
-    assert moved == pytest.approx(predicted, rel=0.05, abs=10_000)
+    # rows that are repeated to pad an array are made where they are read
+    assert moved == pytest.approx(predicted, rel=0.05, abs=SMALL)
     # some rows and columns at the edges of 48 blocks
     assert moved < 0.1 * values.nbytes
     np.testing.assert_allclose(planned, NEAR[name](da.from_array(values, chunks=(80, 160))))
@@ -470,6 +472,14 @@ def test_a_placement_is_read_off_a_name(placement):
     assert dask.utils.key_split((name, 0, 1)) == "matmul"
 
 
+def test_a_name_that_dask_has_cut_says_nothing():
+    name = "x-dasktile-" + encode(Placement((2, 2), Sharding(), 7, following((3, 2, 1), (5, 6))))
+    assert decode(f"{name}-1f3e") is not None
+    for letters in range(name.index("g"), len(name) - 3):
+        found = decode(f"{name[:letters]}-1f3e")
+        assert found is None or found.follow is None or len(found.follow.dims) < 3
+
+
 def test_long_placements_are_nearly_even():
     runs = tuple(1 + (number * 7) % 3 for number in range(64))
     decoded = decode(f"x-dasktile-{encode(Placement((64,), Sharding((Share((0,), runs),))))}-0")
@@ -495,8 +505,10 @@ def test_parts_of_any_number_of_equal_blocks_are_read_off_a_name(seed):
      "x-dasktile-2x2_0q1-a", "x-dasktile-99999x99999-a", "x-dasktile-2x2_0r1-a",
      "x-dasktile-65536_00t1.1-a", "x-dasktile-2_0t1.zz-a", "x-dasktile-2_0t1-a",
      "x-dasktile-2_0e1_w0-a", "x-dasktile-2_0e1_wa-a", "x-dasktile-2_g0.1-a",
-     "x-dasktile-2_f0a.0_g1.0-a", "x-dasktile-2_f0a.0_g0.0x99999n99999-a",
-     "x-dasktile-2_f0a.0_g0.1d1n3-a", "x-dasktile-2_f0a.0_g0.u1-a"],
+     "x-dasktile-2_f0ag.0_g1.0_z-a", "x-dasktile-2_f0ag.0_g0.0x99999n99999_z-a",
+     "x-dasktile-2_f0ag.0_g0.1d1n3_z-a", "x-dasktile-2_f0ag.0_g0.u1_z-a",
+     "x-dasktile-2_f0ag.0_g0.0x0n999999999999_z-a", "x-dasktile-2_f0ag.0_g0_z-a",
+     "x-dasktile-2_f0ag.0_g0.3n0_z-a", "x-dasktile-2_f0ag.0_g0.1d1n2-a", "x-dasktile-2_f0ag-a"],
 )  # fmt: skip
 def test_other_names_hold_no_placement(name):
     assert decode(name) is None

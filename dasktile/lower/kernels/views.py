@@ -15,7 +15,7 @@ from dasktile.capture.rules.reshapes import PerTile, Reshape
 from dasktile.capture.rules.stencils import Sliding, Stencil
 from dasktile.capture.rules.views import Concatenate, Gather, Take
 from dasktile.ir import AxisMap, Follow, Sharding, Where, Window, bounds, windows
-from dasktile.ir.block_numbers import are_few
+from dasktile.ir.block_numbers import are_short
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.names import slices_layer_name, step_layer_name
 from dasktile.lower.reshard import join
@@ -304,7 +304,7 @@ def _joined_at(
         if label not in places:
             return needed
         joined = needed.grouped(places.index(label), blocks)
-        return joined if are_few(joined.numbers) else None
+        return joined if are_short(joined.numbers) else None
     return Sharding(
         tuple(
             share.grouped([[block] for block in blocks]) if axis.label == label else share

@@ -10,6 +10,7 @@ there.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.distributed import states
@@ -19,6 +20,9 @@ from dasktile.schedule.homes import Homes
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
+
+#: States of tasks that have no worker yet.
+_PENDING = frozenset({states.RELEASED, states.WAITING})
 
 #: States after which a result is there, or never will be.
 _ENDED = frozenset({states.MEMORY, states.FORGOTTEN})
@@ -37,8 +41,8 @@ class Joins:
 
     def __init__(self, homes: Homes, settings: RuntimeSettings) -> None:
         self.homes, self.settings = homes, settings
-        #: By the key of an input that is not in memory, its readers.
-        self._readers: dict[Any, list[TaskState]] = {}
+        #: By the key of an input that is not in memory, readers, and the inputs to look at next.
+        self._readers: dict[Any, list[tuple[TaskState, Iterator[TaskState]]]] = {}
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -55,10 +59,19 @@ class Joins:
         -------
         Whether it is placed already.
         """
-        waiting = [read for read in ts.dependencies if not read.who_has]
-        for read in waiting:
-            self._readers.setdefault(read.key, []).append(ts)
-        return not waiting and self._place(ts)
+        return self._wait(ts, iter(tuple(ts.dependencies)))
+
+    def _wait(self, ts: TaskState, rest: Iterator[TaskState]) -> bool:
+        """Wait for the next input that is not in memory; place the task if all are."""
+        missing = next((read for read in rest if not read.who_has), None)
+        if missing is None:
+            # one that was there may be lost
+            rest = iter(tuple(ts.dependencies))
+            missing = next((read for read in rest if not read.who_has), None)
+        if missing is None:
+            return self._place(ts)
+        self._readers.setdefault(missing.key, []).append((ts, rest))
+        return False
 
     def ended(self, key: Any, finish: str) -> int:
         """Place the readers of a result that is in memory now; forget those of one that is gone.
@@ -73,11 +86,9 @@ class Joins:
         How many are placed.
         """
         readers = self._readers.pop(key, ()) if finish in _ENDED else ()
-        return sum(
-            self._place(ts)
-            for ts in readers
-            if finish == states.MEMORY and all(read.who_has for read in ts.dependencies)
-        )
+        if finish != states.MEMORY:
+            return 0
+        return sum(self._wait(ts, rest) for ts, rest in readers if ts.state in _PENDING)
 
     def clear(self) -> None:
         """Forget all tasks."""
@@ -89,14 +100,13 @@ class Joins:
         That must be more than half of them, unless nothing else reads its inputs.  Results that
         many tasks join do not count: all of these would run on one worker.
         """
-        if ts.state not in (states.RELEASED, states.WAITING) or ts.worker_restrictions:
+        if ts.state not in _PENDING or ts.worker_restrictions:
             return False
         there: Counter[str] = Counter()
         total = 0
         for read in ts.dependencies:
             total += (size := read.get_nbytes())
-            joined = sum(len(reader.dependencies) > 1 for reader in read.dependents)
-            if joined <= self.settings.max_joined:
+            if self._is_for_few(read):
                 for ws in read.who_has or ():
                     there[ws.address] += size
         if not there:
@@ -107,3 +117,10 @@ class Joins:
             return False
         restrict_to_home(ts, best)
         return True
+
+    def _is_for_few(self, read: TaskState) -> bool:
+        """Whether only a few tasks join a result with others."""
+        if len(read.dependents) > self.settings.max_combined:
+            return False
+        joined = sum(len(reader.dependencies) > 1 for reader in read.dependents)
+        return joined <= self.settings.max_joined

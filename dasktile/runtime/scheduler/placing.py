@@ -210,8 +210,13 @@ class Placing:
             if ts.key in homes:
                 continue
             self._place_near(ts, ts.dependencies, homes, restrict, near)
+        #: Tasks that read something of the plan, or what is made of that.
+        behind: set[Any] = set()
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
             reads = ts.dependencies
+            if not any(read.key in homes or read.key in behind for read in reads):
+                continue
+            behind.add(ts.key)
             is_only = all(len(read.dependents) == 1 for read in reads)
             if len(reads) == 1:
                 if (is_only or is_pick(ts.run_spec)) and all(read.key in homes for read in reads):

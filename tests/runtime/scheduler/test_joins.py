@@ -22,13 +22,8 @@ class _Task(SimpleNamespace):
 
 
 def result(key: str, nbytes: int, *workers: str) -> _Task:
-    on = {SimpleNamespace(address=worker).address: None for worker in workers}
-    return _Task(
-        key=key,
-        nbytes=nbytes,
-        who_has=[SimpleNamespace(address=worker) for worker in on],
-        dependents=[],
-    )
+    who_has = [SimpleNamespace(address=worker) for worker in workers]
+    return _Task(key=key, nbytes=nbytes, who_has=who_has, dependents=[])
 
 
 def reader(*reads: _Task, state: str = "waiting") -> _Task:
@@ -58,6 +53,18 @@ def test_a_task_runs_where_most_of_its_bytes_are(waiting: Joins, placed: dict[An
     large.who_has = [SimpleNamespace(address="b")]
     assert waiting.ended("small", "memory") == 0
     assert waiting.ended("large", "memory") == 1
+    assert placed == {task: "b"}
+    assert not len(waiting)
+
+
+def test_a_result_that_is_lost_is_waited_for_again(waiting: Joins, placed: dict[Any, str]) -> None:
+    small, large = result("small", 10, "a"), result("large", 90)
+    task = reader(small, large)
+    waiting.add(task)
+    small.who_has, large.who_has = [], [SimpleNamespace(address="b")]
+    assert waiting.ended("large", "memory") == 0
+    small.who_has = [SimpleNamespace(address="a")]
+    assert waiting.ended("small", "memory") == 1
     assert placed == {task: "b"}
     assert not len(waiting)
 

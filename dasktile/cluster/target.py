@@ -400,20 +400,14 @@ def _order(metadata: Mapping[str, Any], workers: int) -> tuple[str, ...]:
 
 def _own_scheduler() -> Machine | None:
     running = scheduling.own_schedulers()
-    if len(running) != 1:
+    # the graph does not say whose it is: that of the cluster that has the plugin, if one has
+    running = [scheduler for scheduler in running if "dasktile" in scheduler.plugins] or running
+    clusters = list(map(_cluster_of, running))
+    if not clusters or None in clusters or any(each != clusters[0] for each in clusters):
         return None
-    # copied first, since the event loop may add workers during the iteration
-    workers = list(running[0].workers.values())
-    cluster = _cluster(
-        {
-            "workers": {
-                worker.address: {"nthreads": worker.nthreads, "memory_limit": worker.memory_limit}
-                for worker in workers
-            }
-        }
-    )
-    if cluster is None:
-        return None
+    [cluster, *others] = clusters
+    if cluster is None or others:
+        return cluster  # of which, the blocks are unknown
     metadata = running[0].task_metadata.get("dasktile", {})
     tasks = running[0].tasks
 
@@ -431,6 +425,20 @@ def _own_scheduler() -> Machine | None:
     data = partial(_in_memory, running[0])
     cluster = replace(cluster, who_has=who_has, data=data, unfinished=unfinished)
     return _with_metadata(cluster, metadata)
+
+
+def _cluster_of(scheduler: Any) -> Machine | None:
+    """The workers of a scheduler of this process."""
+    # copied first, since the event loop may add workers during the iteration
+    workers = list(scheduler.workers.values())
+    return _cluster(
+        {
+            "workers": {
+                worker.address: {"nthreads": worker.nthreads, "memory_limit": worker.memory_limit}
+                for worker in workers
+            }
+        }
+    )
 
 
 def _local_machine() -> Machine:

@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
+from benchmarks import predicted
 
 #: Bytes that may move beside the predicted ones: small results, which are not worth a task.
 SMALL = 10_000
@@ -200,3 +201,17 @@ def test_tasks_behind_a_plan_run_where_most_of_their_bytes_are() -> None:
         np.testing.assert_allclose(await c.compute(result), expected)
 
     run()
+
+
+def test_the_hook_plans_for_the_cluster_that_has_the_plugin() -> None:
+    # a scheduler of this process optimises a graph, and is not told which one it is
+    with predicted.cluster(2), predicted.cluster(4) as client:
+        dasktile.enable(client)
+        x = source(2000, 400, (100, 400)).persist()
+        wait(x)
+        with dask.config.set(HOOK):
+            result = (x - x.mean(axis=0)).persist()
+        wait(result)
+        counts = dasktile.metrics(client)
+        assert counts.placed >= 0.9 * counts.tasks - x.npartitions
+        assert counts.bytes_received <= 1.05 * counts.bytes_predicted + SMALL

@@ -426,10 +426,9 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
     """
     first = axis.start + axis.step * edges[:-1]
     last = axis.start + axis.step * (edges[1:] - 1)
-    lo = np.clip(np.minimum(first, last), 0, size)
-    hi = np.clip(np.maximum(first, last) + axis.width, 0, size)
     if axis.step < 0:
-        lo, hi, have = lo[::-1], hi[::-1], np.flip(have, place)
+        first, last, have = last[::-1], first[::-1], np.flip(have, place)
+    lo, hi = np.clip(first, 0, size), np.clip(last + axis.width, 0, size)
     if axis.width <= abs(axis.step):
         # what is between two blocks counts for the first of them
         return np.append(lo, hi[-1:]), have

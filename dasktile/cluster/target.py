@@ -403,11 +403,11 @@ def _own_scheduler() -> Machine | None:
     # the graph does not say whose it is: that of the cluster that has the plugin, if one has
     running = [scheduler for scheduler in running if "dasktile" in scheduler.plugins] or running
     clusters = list(map(_cluster_of, running))
-    if not clusters or None in clusters or any(each != clusters[0] for each in clusters):
+    if not clusters or clusters.count(clusters[0]) < len(clusters):
         return None
-    [cluster, *others] = clusters
-    if cluster is None or others:
-        return cluster  # of which, the blocks are unknown
+    cluster = clusters[0]
+    if cluster is None or len(clusters) > 1:
+        return cluster  # of several alike, it is unknown which one has the blocks
     metadata = running[0].task_metadata.get("dasktile", {})
     tasks = running[0].tasks
 

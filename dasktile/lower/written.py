@@ -83,6 +83,8 @@ class WrittenArrays:
         By the name of a layer that is written, the layers that it reads.
     kept
         Layers with the kept chunks of arrays that have several readers.
+    named
+        By the name of an output that it must have, the layer whose tiles its blocks are.
     """
 
     captured: Captured

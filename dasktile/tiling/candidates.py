@@ -233,17 +233,14 @@ class Space:
         follows = []
         limits = self.settings.candidates
         shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]
-        for follow in candidates(
-            self.program,
-            self.lines,
-            self.leaders,
-            index,
-            self.axes.free,
-            limits.max_followed,
-        ):
+        ways = candidates(
+            self.program, self.lines, self.leaders, index, self.axes.free, limits.max_followed
+        )
+        for follow in ways:
             array = self.program.nodes[follow.node]
             edges = tuple((edge.axes, edge.within) for edge in node.edges)
-            key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes), node.kind)
+            key = (follow, follow.cuts, node.labels, node.out, node.shape, edges, tuple(shapes),
+                   node.kind)  # fmt: skip
             if key not in self._followed:
                 is_product = node.kind is Kind.CONTRACT
                 most = limits.follow_balance if is_product else limits.follow_cheap_balance
@@ -355,7 +352,7 @@ class Space:
         )
 
     def _copy(self, node: Node, follow: Follow) -> Followed:
-        key = (follow, node.shape, None if self.axes.free else node.chunks)
+        key = (follow, follow.cuts, node.shape)
         if key not in self._copies:
             array = self.program.nodes[follow.node]
             self._copies[key] = followed_copy(node, follow, array, self.mesh.workers)

@@ -332,11 +332,21 @@ class _File:
         return np.memmap(self.path, self.dtype, mode, shape=self.shape)
 
 
+def _files(arrays: Sequence[da.Array], folder: Path) -> list[_File]:
+    return [_File(folder / str(number), array) for number, array in enumerate(arrays)]
+
+
 def _store(planned: Collections, folder: Path) -> list[Any]:
     arrays = _arrays(planned)
-    files = [_File(folder / str(number), array) for number, array in enumerate(arrays)]
+    files = _files(arrays, folder)
     da.store(arrays, files, lock=False)
     return [np.array(file.map("r")) for file in files]
+
+
+def _to_be_stored(collections: Collections, folder: Path) -> list[Any]:
+    """What Dask computes when it stores collections, which the hook plans as a whole."""
+    arrays = _arrays(collections)
+    return [da.store(arrays, _files(arrays, folder), lock=False, compute=False)]
 
 
 def _zarr(planned: Collections, folder: Path) -> list[Any]:
@@ -383,6 +393,8 @@ class Way:
         Applied to the collections first.
     rechunk
         Applied before that, and for plain Dask, too.
+    explained
+        What is planned, given the collections and a folder: that is what ``explain`` is asked.
     """
 
     end: Callable[[Collections, Path], list[Any]]
@@ -390,6 +402,7 @@ class Way:
     hook: bool = False
     before: Callable[[Collections], Collections] = list
     rechunk: Callable[[Collections], Collections] = list
+    explained: Callable[[Collections, Path], Collections] = lambda collections, folder: collections
 
 
 WAYS: dict[str, Way] = {
@@ -400,7 +413,7 @@ WAYS: dict[str, Way] = {
     "hook": Way(_compute, hook=True, keep_chunks=True),
     "hook, persist": Way(_persist, hook=True, keep_chunks=True),
     "store": Way(_store),
-    "hook, store": Way(_store, hook=True, keep_chunks=True),
+    "hook, store": Way(_store, hook=True, keep_chunks=True, explained=_to_be_stored),
     "to_zarr": Way(_zarr, keep_chunks=True),
     "to_npy_stack": Way(_npy, keep_chunks=True, rechunk=_slabs),
     "datasets": Way(_persist, before=_datasets),
@@ -557,7 +570,8 @@ def measure(case: Case, way_name: str, workers: int, stock: int, values: list[np
 
         plan = partial(dasktile.optimize, workers=client)
         collections = way.before(way.rechunk(case.build(persist, plan)))
-        explanation = dasktile.explain(*collections, **options, by_hook=way.hook)
+        explained = way.explained(collections, Path(folder))
+        explanation = dasktile.explain(*explained, **options, by_hook=way.hook)
         hook = {"array_optimize": dasktile.array_optimize} if way.hook else {}
         dasktile.metrics(client, reset=True)
         with dask.config.set(hook):

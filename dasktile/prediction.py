@@ -121,6 +121,8 @@ class Prediction:
         Whether blocks in memory are on the workers that have them; otherwise tasks make them.
     between_hosts
         Bytes that workers receive from workers of other hosts; None where there is one host.
+    busiest_link
+        Bytes that the worker with most receives from others, or sends to them.
     """
 
     seconds: float
@@ -135,6 +137,7 @@ class Prediction:
     by_worker: tuple[int, ...] = ()
     from_memory: bool = False
     between_hosts: int | None = None
+    busiest_link: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -404,6 +407,7 @@ def predict_tasks(
         run.results,
         bool(tasks.there),
         run.between_hosts if len(set(machine.hosts)) > 1 else None,
+        run.busiest_link,
     )
 
 

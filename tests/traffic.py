@@ -44,13 +44,30 @@ def traffic(
     resident
         The workers of blocks that are in memory.
     """
+    received, _, lost = _moved(arrays, workers, resident)
+    return received, lost
+
+
+def busiest_link(arrays: Sequence[da.Array], workers: int) -> int:
+    """Bytes that the worker with most receives, or sends; arguments as for `traffic`."""
+    _, links, _ = _moved(arrays, workers, None)
+    ends: Counter[tuple[int, str]] = Counter()
+    for pair, size in links.items():
+        for end, worker in enumerate(pair):
+            ends[end, worker] += size
+    return max(ends.values(), default=0)
+
+
+def _moved(
+    arrays: Sequence[da.Array], workers: int, resident: Mapping[Any, str] | None
+) -> tuple[Counter[str], Counter[tuple[str, str]], list[Any]]:
+    """Bytes by the layer that reads them, by sender and receiver, and tasks without a home."""
     expr = collections_to_expr(arrays).optimize()
     graph = dict(expr.__dask_graph__())
     sizes = _Sizes()
     with sizes:
         dask.get(graph, list(dask.core.flatten(expr.__dask_keys__())))
     homes = _homes(graph, workers, dict(resident or {}))
-    received: Counter[str] = Counter()
     # blocks that are data of the graph have no home of their own
     lost = [
         key for key, home in homes.items() if home is None and not isinstance(graph[key], DataNode)
@@ -59,6 +76,8 @@ def traffic(
     for key, task in graph.items():
         if isinstance(task, DataNode):
             sizes.sizes[key] = sizeof(task.value)
+    received: Counter[str] = Counter()
+    links: Counter[tuple[str, str]] = Counter()
     sent = set()
     for key, task in graph.items():
         for read in task.dependencies:
@@ -72,7 +91,8 @@ def traffic(
                 continue
             sent.add((read, reader_home))
             received[key[0] if isinstance(key, tuple) else key] += sizes.sizes[read]
-    return received, lost
+            links[home_of_input, reader_home] += sizes.sizes[read]
+    return received, links, lost
 
 
 def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dict[Any, str | None]:

@@ -42,6 +42,9 @@ class Run(Protocol):
     @property
     def between_hosts(self) -> int | None: ...
 
+    @property
+    def busiest_link(self) -> int: ...
+
 
 class UnknownArray(Protocol):
     """An array whose chunk sizes are unknown."""
@@ -192,6 +195,8 @@ def describe_plan(
         run_tasks_after=None if planned is None else planned.tasks,
         received_before=stock.moved if is_counted and stock is not None else None,
         received_after=planned.moved if is_counted and planned is not None else None,
+        busiest_link_before=stock.busiest_link if is_counted and stock is not None else None,
+        busiest_link_after=planned.busiest_link if is_counted and planned is not None else None,
         unpredicted=unpredicted,
         in_memory=in_memory,
         uncounted=plan.uncounted,

@@ -43,7 +43,7 @@ class PlanReport:
     seconds_before, seconds_after
         Predicted run time in seconds, that of planning left out: of the simulated graphs, with the
         measured speeds.  Where these are not simulated, a rough sum of three terms: operations of
-        the busiest worker, bytes over the bandwidth of all workers, and overhead of all tasks.
+        the busiest worker, bytes that the busiest link carries, and overhead of all tasks.
         Reading from storage is left out.  None without a measurement (``dasktile.calibrate``).
     peak_before, peak_after
         Bytes in memory of the worker that holds most, in a simulation of the graph as Dask runs it
@@ -116,6 +116,9 @@ class PlanReport:
         workers are on one host, where `received_after` is None, and without a plan.
     earlier_workers
         Numbers of workers, other than `workers`, for which parts of the input were optimised.
+    busiest_link_before, busiest_link_after
+        Those of the bytes of `received_before` and `received_after` that the busiest worker
+        receives, or sends, whichever are more; None where those are.
     """
 
     workers: int
@@ -166,6 +169,8 @@ class PlanReport:
     received_between_hosts: int | None = None
     earlier_workers: tuple[int, ...] = ()
     counts_unneeded: bool = False
+    busiest_link_before: int | None = None
+    busiest_link_after: int | None = None
 
     @property
     def has_plan(self) -> bool:

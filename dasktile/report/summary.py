@@ -31,6 +31,10 @@ _UNCOUNTED_NAMES = 3
 #: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
 
+#: Bytes that the busiest link carries over the mean that workers receive, above which they are
+#: shown: what several workers have is sent by any of them.
+_BUSY_LINK = 1.5
+
 
 def summary(plan: PlanReport) -> list[str]:
     """What a plan does, in sentences, one a line.
@@ -261,6 +265,8 @@ def _run(plan: PlanReport) -> list[str]:
                 "; that is more than the model counts, as parts of an array that a worker"
                 " reads in tiles of two shapes are sent for each of them"
             )
+        if busiest := _busiest(plan, last):
+            line += f"; {busiest}"
         if last and plan.received_between_hosts is not None:
             line += f"; {format_bytes(plan.received_between_hosts)} of these come from other hosts"
     elif plan.workers > 1 and plan.in_memory:
@@ -269,6 +275,17 @@ def _run(plan: PlanReport) -> list[str]:
             " input are in their memory already: it may be more or less than the model counts"
         )
     return [line]
+
+
+def _busiest(plan: PlanReport, received: int) -> str:
+    """What one worker receives or sends of the bytes that all receive; empty if they are even."""
+    busiest, before = plan.busiest_link_after, plan.busiest_link_before
+    if busiest is None or busiest * plan.workers < _BUSY_LINK * max(received, LARGE):
+        return ""
+    line = f"one worker receives or sends {format_bytes(busiest)} of these"
+    if before is not None and format_bytes(before) != format_bytes(busiest):
+        line += f" instead of {format_bytes(before)}"
+    return line
 
 
 def _memory(plan: PlanReport, peak: int, results: int) -> str:

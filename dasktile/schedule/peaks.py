@@ -122,6 +122,8 @@ class Simulated:
     task
         Bytes of the task that has most in memory: its inputs, its result, and what it holds besides
         while it runs.
+    received, sent
+        For every worker, the bytes that it receives from others, and sends to them.
     """
 
     peaks: tuple[int, ...]
@@ -130,6 +132,13 @@ class Simulated:
     seconds: float
     results: tuple[int, ...]
     task: int
+    received: tuple[int, ...] = ()
+    sent: tuple[int, ...] = ()
+
+    @property
+    def busiest_link(self) -> int:
+        """Bytes that the worker with most receives, or sends."""
+        return max((*self.received, *self.sent), default=0)
 
 
 def simulate(
@@ -174,8 +183,12 @@ class _Worker:
     working: int = 0
     #: The largest number of bytes of results.
     results: int = 0
-    #: When its last transfer ends.
+    #: When the last transfer to it ends, and the last one from it.
     receiving: float = 0.0
+    sending: float = 0.0
+    #: Bytes that it has received, and sent.
+    received: int = 0
+    sent_bytes: int = 0
 
     def hold(self, size: int) -> None:
         self.memory += size
@@ -288,6 +301,8 @@ class _Simulation:
             self.now,
             tuple(worker.results for worker in self.workers),
             self.most,
+            tuple(worker.received for worker in self.workers),
+            tuple(worker.sent_bytes for worker in self.workers),
         )
 
     def _event(self, time: float, number: int) -> None:
@@ -310,18 +325,44 @@ class _Simulation:
         for read in self.reads[number]:
             there = self.there[read]
             if at not in there:
-                size, speed = self.tasks.sizes[read], self.speeds.network
-                if self.has_hosts and self._is_on_host_of(at, there):
-                    speed = self.speeds.within_host or speed
-                elif self.has_hosts:
-                    self.between_hosts += size
-                start = max(self.scheduled, worker.receiving)
-                worker.receiving = there[at] = start + size / speed
-                worker.hold(size)
-                self.moved += size
+                there[at] = self._transfer(self.tasks.sizes[read], there, at)
             if there[at] > can_run:
                 can_run = there[at]
         self._event(can_run, -1 - number)
+
+    def _transfer(self, size: int, there: Mapping[int, float], at: int) -> float:
+        """Send a result to a worker: when it arrives.
+
+        Parameters
+        ----------
+        size
+            Its bytes.
+        there
+            When each worker that has it, or will, has it.
+        at
+            The worker.
+        """
+        worker, speed = self.workers[at], self.speeds.network
+        if self.has_hosts and self._is_on_host_of(at, there):
+            speed = self.speeds.within_host or speed
+        elif self.has_hosts:
+            self.between_hosts += size
+        sender = self._sender(there)
+        # both links send one result after the other, each in its own order
+        worker.receiving = max(self.scheduled, worker.receiving) + size / speed
+        sender.sending = max(self.scheduled, sender.sending) + size / speed
+        worker.hold(size)
+        worker.received += size
+        sender.sent_bytes += size
+        self.moved += size
+        return max(worker.receiving, sender.sending)
+
+    def _sender(self, there: Mapping[int, float]) -> _Worker:
+        """The worker that sends a result: of those that have it, the one that has sent least."""
+        if len(there) == 1:
+            return self.workers[next(iter(there))]
+        having = [at for at, since in there.items() if since <= self.scheduled] or list(there)
+        return min((self.workers[at] for at in having), key=lambda worker: worker.sent_bytes)
 
     def _is_on_host_of(self, at: int, there: Mapping[int, float]) -> bool:
         """Whether a worker of the same host has a result, given when each worker has it."""

@@ -50,13 +50,13 @@ class Blocks:
     def in_boxes(
         self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats, Ints] | None = None
     ) -> Floats:
-        """Elements that workers have of their boxes, (candidates,) for (candidates, workers).
+        """Elements that each worker has of its boxes, (candidates, workers).
 
         All elements count in the boxes, or those that count in the blocks.  `counted` are an axis
         along which only some do, their numbers by block, kind and worker, and the kind of each
         candidate.
         """
-        elements = np.zeros(len(lo))
+        elements = np.zeros((len(lo), len(self.owned)))
         for worker, owned in enumerate(self.owned):
             if not owned.any():
                 continue
@@ -71,7 +71,7 @@ class Blocks:
                         0,
                     )
                 left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
-            elements += left * active[:, worker]
+            elements[:, worker] = left * active[:, worker]
         return elements
 
     def by_block(self, other: Blocks) -> Floats:
@@ -85,8 +85,8 @@ class Blocks:
             left = np.tensordot(left, matrix, axes=(1, 0))
         return left.reshape(len(left), -1)
 
-    def common(self, other: Blocks) -> float:
-        """Elements that the same worker has in both."""
+    def common(self, other: Blocks) -> Floats:
+        """Elements that each worker has in both."""
         mine, theirs, lengths = self.owned, other.owned, []
         for axis, (own, others) in enumerate(zip(self.edges, other.edges, strict=True), 1):
             # each cell between two cuts of either is in one block of both
@@ -94,14 +94,14 @@ class Blocks:
             cuts = np.unique(np.concatenate([own, others]))
             cuts = cuts[(lo <= cuts) & (cuts <= hi)]
             if len(cuts) < 2:
-                return 0.0
+                return np.zeros(len(mine))
             mine = mine.take(np.searchsorted(own, cuts[:-1], side="right") - 1, axis=axis)
             theirs = theirs.take(np.searchsorted(others, cuts[:-1], side="right") - 1, axis=axis)
             lengths.append(np.diff(cuts).astype(np.float64))
         both = (mine & theirs).astype(np.float64)
         for length in reversed(lengths):
             both = both @ length
-        return float(both.sum())
+        return both
 
     def union(self, other: Blocks) -> Blocks | None:
         """What a worker has in either; None where the grids differ."""

@@ -118,6 +118,25 @@ def take(boxes: Boxes, chosen: Ints) -> Boxes:
     return Boxes(lo, hi, active, boxes.steps, kinds, boxes.taken)
 
 
+def numbered(boxes: Boxes, steps: Sequence[Strided]) -> tuple[Ints, Ints]:
+    """Bounds of boxes in which all elements count, as numbers of these elements: (lo, hi).
+
+    Parameters
+    ----------
+    boxes
+        The boxes.
+    steps
+        The elements of each axis; all of them if empty.
+    """
+    if not steps:
+        return boxes.lo, boxes.hi
+    lo, hi = (
+        np.stack([step.before(bound[..., axis]) for axis, step in enumerate(steps)], axis=-1)
+        for bound in (boxes.lo, boxes.hi)
+    )
+    return lo, hi
+
+
 def paired(first: Ints, second: Ints) -> Ints:
     """Numbers that are equal where both of two numbers are equal."""
     pairs = first * (int(second.max(initial=0)) + 1) + second

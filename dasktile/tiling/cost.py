@@ -34,6 +34,11 @@ TIE = 2.0**-20
 #: and the most that they cost: of equal ways, the one with fewest of them is chosen.
 EXTRA, MOST_EXTRA = 2.0**-40, 2.0**-4
 
+#: Bytes of partial results that one worker sums up which count as a tile, and the most that those
+#: of a program cost where they break ties: of equal ways, many workers sum up few of them (chosen:
+#: a task takes about as long as a megabyte, and more of them cut partial results for many workers).
+SUMMED, MOST_SUMMED = 2.0**21, 2.0**-3
+
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
 MOVING = 2.0**-24
 
@@ -59,6 +64,8 @@ class Costs:
         For every variable, the number of boxes into which each candidate divides the work.
     between
         For pairs of variables (earlier, later), bytes moved from one to the other.
+    reads
+        For the same pairs, positions of the later one's edges that read the array.
     """
 
     space: Space
@@ -66,8 +73,10 @@ class Costs:
     own: list[Table] = field(default_factory=list)
     tiles: list[Table] = field(default_factory=list)
     between: dict[tuple[int, int], Table] = field(default_factory=dict)
+    reads: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     #: For pairs with a root, the same if its blocks are made where its own candidate has them.
     _at_home: dict[tuple[int, int], Table] = field(default_factory=dict)
+    _most_summed: list[Table] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # nodes of one shape share their boxes, so the identity of the boxes is a key
@@ -143,6 +152,7 @@ class Costs:
                             if are_cut((bound.tolist() for bound in have.edges), variable.final):
                                 tables[key][row] = 0.0
                 self.between[source, index] = tables[key]
+                self.reads[source, index] = edges
                 if made.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
                     least = self._least_saved(made)
@@ -157,6 +167,7 @@ class Costs:
                 columns = np.zeros((1, len(variable.options)))
                 known = self.between.get((source, index), 0.0)
                 self.between[source, index] = known + handing + columns
+                self.reads.setdefault((source, index), [])
 
     def where_scarce(self) -> Costs:
         """The same tables where memory is scarce."""
@@ -182,8 +193,19 @@ class Costs:
         return self.space.settings.model
 
     def problem(self, tile_weight: float = TIE) -> Problem:
-        """The problem to minimise: bytes moved plus `tile_weight` for every tile."""
-        unary = [own + tile_weight * tiles for own, tiles in zip(self.own, self.tiles, strict=True)]
+        """The problem to minimise: bytes moved plus `tile_weight` for every tile.
+
+        Partial results cost besides as much as tiles that take as long as the worker that sums up
+        most of them.
+        """
+        summed, weight = self._summed(), tile_weight / SUMMED
+        if tile_weight <= TIE:
+            every = sum(float(each.max(initial=0.0)) for each in summed)
+            weight = min(weight, MOST_SUMMED / max(1.0, every))
+        unary = [
+            own + tile_weight * tiles + weight * most
+            for own, tiles, most in zip(self.own, self.tiles, summed, strict=True)
+        ]
         if self.scarce:
             workers = self.space.mesh.workers
             unary = [
@@ -191,6 +213,20 @@ class Costs:
                 for cost, own, replicas in zip(unary, self.own, self.replica_bytes(), strict=True)
             ]
         return Problem(unary, self.between)
+
+    def _summed(self) -> list[Table]:
+        """For every variable, the bytes of `own` that one worker receives at the most."""
+        if not self._most_summed:
+            for variable, own in zip(self.space.variables, self.own, strict=True):
+                summed = np.zeros(len(own))
+                if not variable.keep and own.any():
+                    held = np.array([
+                        *variable.held.volume(),
+                        *(blocks.held.volume() for blocks in variable.followed),
+                    ])  # fmt: skip
+                    summed = own * held.max(axis=1) / np.maximum(held.sum(axis=1), 1)
+                self._most_summed.append(summed)
+        return self._most_summed
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:
         """Bytes moved for every node under an assignment, without those for final chunks."""

@@ -101,7 +101,9 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
         if parts % units == 0:
             edges = tuple(min(size, unit * grid) for unit in range(units + 1))
             return _divided(edges, parts // units)
-        return ideal
+        # parts of whole units, so that a multiple of parts that are has their boundaries, too
+        edges = tuple(min(size, part * units * grid // parts) for part in range(parts + 1))
+        return edges if edges[-2] < size else ideal
     if isinstance(grid, Soft) and parts >= len(grid) > 1:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)

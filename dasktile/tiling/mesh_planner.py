@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Chunks, Kind, Program, TiledProgram, bounds, workers_of_positions
+from dasktile.tiling.busiest import received_by_worker
 from dasktile.tiling.candidates import Space
 from dasktile.tiling.conversion import Conversions
 from dasktile.tiling.cost import TIE, Costs
@@ -234,6 +235,7 @@ class MeshPlanner:
             spilled=self._spilled,
             joined=local.joined,
             handed=self.costs.handed(states),
+            by_worker=tuple(self._on_workers(received_by_worker(self.costs, states)).tolist()),
         )
 
     def node_loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -241,12 +243,17 @@ class MeshPlanner:
 
         Of a mesh with more positions, some workers have several.
         """
-        loads, positions = self.costs.loads(states), self.mesh.workers
+        return self._on_workers(self.costs.loads(states))
+
+    def _on_workers(self, of_positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Amounts of positions of the mesh, its last axis, as those of workers."""
+        positions, shape = self.mesh.workers, of_positions.shape[:-1]
+        on_workers = np.zeros((*shape, self.workers + self.idle))
         if positions <= self.workers:
-            return np.pad(loads, ((0, 0), (0, self.idle)))
-        on_workers = np.zeros((len(loads), self.workers))
+            on_workers[..., :positions] = of_positions
+            return on_workers
         for position, worker in enumerate(workers_of_positions(positions, self.workers)):
-            on_workers[:, worker] += loads[:, position]
+            on_workers[..., worker] += of_positions[..., position]
         return on_workers
 
     @cached_property

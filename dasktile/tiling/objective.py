@@ -98,7 +98,8 @@ class Objective:
         """The time that a tiling takes, in bytes that one worker receives in that time.
 
         It compares tilings for all workers with those for fewer.  Unlike in :meth:`cost`, all
-        workers receive, spill and read at once, and the work counts in full.
+        workers receive, spill and read at once, and the work counts in full.  The worker that
+        receives most, and the one that has most work, take longest.
 
         Parameters
         ----------
@@ -110,9 +111,9 @@ class Objective:
             Factor by which the functions that run take longer than ours.
         """
         task = self.task * (self.settings.model.bundled_task if bundled else 1.0)
-        received = price.bytes + price.spilled + sum(price.read)
+        storage = (price.spilled + sum(price.read)) / max(len(price.loads), 1)
         busiest = max(price.loads, default=0.0) * slowdown
-        return received / max(len(price.loads), 1) + sum(price.tasks) * task + self.lost(busiest)
+        return price.busiest + storage + sum(price.tasks) * task + self.lost(busiest)
 
     def cost_in_bundles(self, price: Price) -> float:
         """The cost of the tasks of a tiling if they are bundled, of joining tiles, and lost time.
@@ -180,9 +181,9 @@ def predict_seconds(
     """Seconds that the input's own chunks take, and seconds that the plan takes.
 
     A rough model that compares the two: the operations of the worker with most work at full speed,
-    plus the bytes moved at the bandwidth of all workers together, plus the overhead of all tasks.
-    In reality the three overlap in part.  The mix of products and other operations is assumed to be
-    the same on all workers.  Reading from storage, spilling and waiting are not counted.
+    plus the bytes that the worker receives which receives most, plus the overhead of all tasks.
+    In reality the three overlap in part.  The mix of products and other operations is assumed to
+    be the same on all workers.  Reading from storage, spilling and waiting are not counted.
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ def predict_seconds(
         work = max(price.loads, default=0.0)
         return (
             work * _seconds_per_operation(plan.program, settings, memory, stock) / (threads * group)
-            + price.bytes / (settings.bytes_per_second * plan.workers)
+            + price.busiest / (settings.bytes_per_second * group)
             + sum(price.tasks) * task_seconds
         )
 

@@ -39,6 +39,8 @@ class Price:
         Bytes of the arrays that are joined from pieces for the node.
     handed
         Bytes that workers receive so that the node's array has the chunks that it must have.
+    by_worker
+        Bytes that each worker receives, over the whole program; empty where all receive as many.
     """
 
     moved: tuple[int, ...]
@@ -49,11 +51,22 @@ class Price:
     spilled: int = 0
     joined: tuple[int, ...] = ()
     handed: tuple[int, ...] = ()
+    by_worker: tuple[float, ...] = ()
 
     @property
     def bytes(self) -> int:
         """Bytes that workers receive from other workers."""
         return sum(self.moved) + sum(self.handed)
+
+    @property
+    def busiest(self) -> float:
+        """Bytes that the worker receives which receives most."""
+        return max(self.by_worker, default=self.bytes / max(1, len(self.loads)))
+
+    @property
+    def excess(self) -> float:
+        """Bytes that this worker receives beyond an even share."""
+        return self.busiest - self.bytes / max(1, len(self.loads))
 
     def received(self, index: int) -> int:
         """Bytes that workers receive for a node, those for its final chunks included."""

@@ -168,9 +168,10 @@ class LocalCosts:
             cost += self.shared_read * self.shared(choice, parts)
             target = self.target(node)
             each = math.prod(parts) / math.prod(choice.mesh_parts)
-            if each < target:
-                missing = self.settings.model.missing_tile * workers * (target - each)
-                cost += missing * self.objective.task
+            missing = max(target - each, min(target, self.threads) - self.parallel(choice, parts))
+            if missing > 0:
+                every = self.settings.model.missing_tile * workers * missing
+                cost += every * self.objective.task
             cost += self.idle(choice, parts)
         if self.retile and not node.pinned:
             need = self.working_set(choice, parts)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.workloads import WORKLOADS, generated, persisted
+from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture
 from dasktile.ir import Kind
 from dasktile.lower.writer import lower
@@ -106,6 +107,8 @@ def test_values_are_those_of_the_input(name, monkeypatch):
     captured = capture(arrays)
     plan = tile(captured.program, workers=WORKERS, settings=Settings(min_tile=1000))
     assert plan.tiled is not None
+    if plan.origin is not None:
+        captured = extend(captured, plan.program, plan.origin)
     lowered = lower(captured, plan.tiled)
     tiled = [
         da.Array(lowered.graph, key, chunks, meta=array._meta)

@@ -54,7 +54,7 @@ def transposed() -> da.Array:
 SHARES = {
     (tall, 2, 4): 0.5,
     (tall, 4, 2): 0.52,
-    (square, 2, 8): 0.5,
+    (square, 2, 8): 0.52,
     (square, 4, 4): 0.67,
 }
 
@@ -92,7 +92,7 @@ def test_plans_that_use_some_of_the_workers_count_their_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(choice, "along_hosts", lambda request, plan: plan)
-    array = random(3000, 3000, 500) @ random(3000, 3000, 500, seed=1)
+    array = random(3000, 3000, 250) @ random(3000, 3000, 250, seed=1)
     plan = explained(array, machine(2, 7))
     assert plan.used_workers == 12
     # positions 0 to 5 are those of the first host, as with six workers on each

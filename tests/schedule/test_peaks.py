@@ -151,11 +151,17 @@ def graphs(draw: st.DrawFn) -> PlacedTasks:
     alone = [at for at in range(count) if len(reads[at]) == 1]
     kinds = [draw(st.sampled_from(["", "alias", "part"])) for _ in alone]
     sizes = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    #: Of each result, the one whose memory it is in, and of each of these, what no part is in.
+    owner, rest = list(range(count)), list(sizes)
     for at, kind in zip(alone, kinds, strict=True):
-        if kind:
+        source = reads[at][0]
+        if kind == "alias":
             # an alias is as large as its target
-            largest = sizes[reads[at][0]]
-            sizes[at] = largest if kind == "alias" else min(sizes[at], largest)
+            sizes[at], owner[at] = sizes[source], owner[source]
+        elif kind == "part":
+            sizes[at] = min(sizes[at], rest[owner[source]])
+            rest[owner[source]] -= sizes[at]
+        rest[at] = sizes[at]
     return PlacedTasks(
         reads,
         sizes,

@@ -92,9 +92,10 @@ def check_more_operations(node: Node, workers: int, more: int, settings: Setting
     """
     alone = planned(program(node), workers, settings)
     longer = planned(program(node, more=more), workers, settings)
-    known = alone.after.bytes
-    if alone.bytes_on_all is not None and math.prod(longer.tiled.mesh) == workers:
-        known = alone.bytes_on_all
+    if (used := math.prod(longer.tiled.mesh)) != math.prod(alone.tiled.mesh):
+        alone = planned(program(node), used, settings)
+    on_these = alone.bytes_on_all is not None and math.prod(alone.tiled.mesh) != used
+    known = alone.bytes_on_all if on_these else alone.after.bytes
     least = planned(program(node, more=more), workers)
     fewer = max(0, sum(least.after.tasks) - sum(longer.after.tasks))
     assert longer.after.bytes <= known + settings.task_bytes * fewer

@@ -24,6 +24,7 @@ from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
+from dasktile.run_seconds import measured_seconds
 from dasktile.schedule.placement import placements_of
 from dasktile.tiling.plan import TilingPlan
 
@@ -81,7 +82,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     unpredicted = PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen)
     explanation = describe(
         unknown=unknown,
-        seconds=_seconds(request.machine, chosen.planned.plan, chosen.before, chosen.after),
+        seconds=measured_seconds(request, chosen),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         memory=request.machine.memory,
@@ -181,7 +182,7 @@ def _explained_again(
     is_predicted = before is not None and after is not None
     explanation = returned.describe(
         unknown=unknown,
-        seconds=_seconds(request.machine, returned.plan, before, after),
+        seconds=_seconds_again(request.machine, returned.plan, before, after),
         runs=(before, after),
         room=choice.room(request, returned.plan),
         memory=request.machine.memory,
@@ -192,10 +193,10 @@ def _explained_again(
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 
 
-def _seconds(
+def _seconds_again(
     machine: Machine, plan: TilingPlan, before: Prediction | None, after: Prediction | None
 ) -> tuple[float, float] | None:
-    """Seconds of the input and of the plan: of simulated runs, as far as there are any.
+    """Seconds of the input and of the plan that was made for it, as far as there are any.
 
     None without a calibration.
     """

@@ -116,9 +116,19 @@ class InputRun:
         seconds = rough_seconds(cost, self.kept, self.work)
         return self._has_more(rough_tasks(seconds, self._calibration))
 
+    def tasks_up_to(self, most: int) -> int:
+        """The number of tasks that Dask runs at least; ``most + 1`` if it is more.
+
+        Parameters
+        ----------
+        most
+            The number up to which is counted.
+        """
+        return self._least_run.up_to(most)
+
     def _has_more(self, tasks: int) -> bool:
         """Whether Dask surely runs more tasks than this."""
-        return self._least_run.up_to(tasks) > tasks
+        return self.tasks_up_to(tasks) > tasks
 
     @property
     def _calibration(self) -> Calibration | None:

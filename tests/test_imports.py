@@ -465,10 +465,25 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.explanation",
             "request",
             "returned",
+            "run_seconds",
             "schedule.placement",
             "tiling.plan",
         },
         {"dask"},
+    ),
+    "run_seconds": (
+        {
+            "ir",
+            "needs",
+            "planning",
+            "predicted",
+            "prediction",
+            "request",
+            "tiling.calibration",
+            "tiling.objective",
+            "tiling.settings",
+        },
+        set(),
     ),
     "diagnosing": (
         {

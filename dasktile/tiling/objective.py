@@ -143,11 +143,12 @@ def stock_slowdown(program: Program, model: CostModel) -> float:
     for node in program.nodes:
         operations = node.iterations * effort(node, model)
         work += operations
-        slow += operations * _slowdown(node, model)
+        slow += operations * stock_slowdown_of(node, model)
     return slow / work if work else 1.0
 
 
-def _slowdown(node: Node, model: CostModel) -> float:
+def stock_slowdown_of(node: Node, model: CostModel) -> float:
+    """Factor by which stock Dask computes a node longer than its number of operations implies."""
     return model.einsum_slowdown if node.kind is Kind.CONTRACT and "einsum" in node.op else 1.0
 
 
@@ -164,7 +165,7 @@ def seconds_alone(program: Program, workers: int, settings: Settings) -> float:
         Speeds and constants of the cost model.
     """
     operations = sum(
-        node.iterations * effort(node, settings.model) * _slowdown(node, settings.model)
+        node.iterations * effort(node, settings.model) * stock_slowdown_of(node, settings.model)
         for node in program.nodes
         if math.prod(len(label.cuts) for label in node.labels) < workers
     )
@@ -230,5 +231,5 @@ def _seconds_per_operation(
         operations = node.iterations * effort(node, settings.model)
         work += operations
         each = products if node.kind is Kind.CONTRACT else others
-        total += operations * each * (_slowdown(node, settings.model) if stock else 1.0)
+        total += operations * each * (stock_slowdown_of(node, settings.model) if stock else 1.0)
     return total / work if work else products

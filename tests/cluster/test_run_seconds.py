@@ -1,0 +1,72 @@
+"""Predicted seconds on a cluster whose speed was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from benchmarks.again import placed_machine
+from dasktile import api
+from dasktile.report.explanation import Explanation
+from dasktile.tiling.calibration import Calibration
+
+SPEED = Calibration(bandwidth=5e8, task_seconds=4e-4, flops=1e10, workers=4, threads=4, memory=1e9)
+
+
+def _random(*shape: int, chunk: int) -> da.Array:
+    return da.random.default_rng(sum(shape)).random(shape, chunks=chunk)
+
+
+def _explained(array: da.Array, speed: Calibration | None = SPEED) -> Explanation:
+    with pytest.MonkeyPatch.context() as patch:
+        machine = replace(placed_machine(4), calibration=speed)
+        patch.setattr(api, "machine", lambda *_: machine)
+        return dasktile.explain(array)
+
+
+def test_nothing_is_predicted_without_a_measurement() -> None:
+    plan = _explained(_random(400, 400, chunk=100).sum(axis=0), None)
+    assert plan.seconds_before is None and plan.seconds_after is None
+
+
+def test_products_take_as_long_as_their_operations() -> None:
+    x = _random(2000, 2000, chunk=250)
+    fast, slow = (
+        _explained(x @ x, replace(SPEED, flops=flops)) for flops in (SPEED.flops, SPEED.flops / 10)
+    )
+    operations = 2 * 2000**3
+    more = operations / 4 * (10 - 1) / SPEED.flops
+    assert slow.seconds_after - fast.seconds_after == pytest.approx(more)
+    assert slow.seconds_before - fast.seconds_before == pytest.approx(more)
+
+
+def test_graphs_that_are_too_large_to_simulate_take_as_long_as_their_tasks() -> None:
+    x = _random(12_000, 100, chunk=10)
+    plan = _explained((x + 1).sum(axis=0))
+    assert plan.unpredicted
+    assert plan.seconds_before == pytest.approx(14_000 * 3.6 * SPEED.task_seconds, rel=0.2)
+    assert plan.seconds_after < plan.seconds_before / 10
+
+
+def test_groups_take_longer_than_sums() -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("flox")
+    days = xarray.DataArray(
+        _random(6000, 4000, chunk=1000),
+        dims=("time", "x"),
+        coords={"month": ("time", np.arange(6000) // 500)},
+    )
+    grouped, summed = _explained(days.groupby("month").mean().data), _explained(days.mean("time"))
+    assert grouped.seconds_before is not None and summed.seconds_before is not None
+    least = 6000 * 4000 * 8 / 5e7 / 4
+    assert grouped.seconds_before > summed.seconds_before + least / 2
+
+
+def test_the_input_takes_as_long_as_before_where_it_is_kept() -> None:
+    plan = _explained(_random(400, 400, chunk=200) + 1)
+    assert not plan.changed
+    assert plan.seconds_after == plan.seconds_before > 0

@@ -40,8 +40,9 @@ from dasktile.schedule.peaks import Simulated, Speeds, simulate
 #: Relative error of a predicted peak up to which it counts as right.
 NEAR = 0.2
 
-#: Factor up to which predicted seconds count as right.
-NEAR_SECONDS = 1.5
+#: Factor up to which predicted seconds count as right, and of measured seconds from which on the
+#: predicted ones should be in the same order.
+NEAR_SECONDS, DIFFERENT = 1.5, 1.3
 
 
 def simulated(
@@ -334,3 +335,28 @@ def report_predictions(cells: Sequence[Mapping[str, Any]], console: Console) -> 
                 f"explain predicts the seconds within a factor {NEAR_SECONDS} for {near} of "
                 f"{len(times)} {whose}"
             )
+    right, different = _in_order(cells)
+    if different:
+        console.print(
+            f"explain predicts which of Dask's graph and the plan is faster for {right} of "
+            f"{different} pairs whose seconds differ by a factor {DIFFERENT}"
+        )
+
+
+def _in_order(cells: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Pairs of runs that take clearly different times: those predicted in this order, and all."""
+    runs: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    for cell in cells:
+        if cell.get("predicted_seconds") is not None:
+            pair = runs.setdefault((cell["workload"], cell["inputs"]), {})
+            taken = cell["seconds"] - cell["planning"]
+            pair[cell["engine"]] = taken, cell["predicted_seconds"]
+    right = different = 0
+    for pair in runs.values():
+        if not {"stock", "dasktile"} <= pair.keys():
+            continue
+        (stock, of_stock), (taken, predicted) = pair["stock"], pair["dasktile"]
+        if max(stock, taken) > DIFFERENT * min(stock, taken):
+            different += 1
+            right += (stock > taken) == (of_stock > predicted)
+    return right, different

@@ -10,6 +10,7 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("xarray")
 pytest.importorskip("flox")
@@ -19,7 +20,7 @@ import dasktile
 from benchmarks.corpus import WORKLOADS, chosen, dry, figure
 from benchmarks.corpus.__main__ import main, summary
 from benchmarks.corpus.inputs import Stored, random, scaled
-from benchmarks.corpus.simulated import NEAR
+from benchmarks.corpus.simulated import NEAR, report_predictions
 from benchmarks.corpus.values import agree, flattened
 
 #: Size at which workloads have tens of tasks.
@@ -217,3 +218,20 @@ def test_picture_of_processor_seconds(tmp_path: Path) -> None:
     figure.draw(bars, tmp_path / "seconds.svg")
     picture = (tmp_path / "seconds.svg").read_text()
     assert picture.startswith("<?xml")
+
+
+def test_order_of_predicted_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of three workloads, one takes as long either way, and of one the order is wrong."""
+    taken = {"a": (2.0, 1.0, 3.0, 1.0), "b": (1.0, 1.2, 1.0, 2.0), "c": (1.0, 4.0, 3.0, 1.0)}
+    cells = [
+        {"workload": name, "inputs": "random", "engine": engine, "seconds": seconds + planning,
+         "planning": planning, "predicted_seconds": predicted}
+        for name, (stock, plan, of_stock, of_plan) in taken.items()
+        for engine, seconds, planning, predicted in (
+            ("stock", stock, 0.0, of_stock), ("dasktile", plan, 0.5, of_plan),
+        )
+    ]  # fmt: skip
+    report_predictions(cells, Console(width=200))
+    text = capsys.readouterr().out
+    assert "faster for 1 of 2 pairs whose seconds differ by a factor 1.3" in text
+    assert "within a factor 1.5 for 2 of 3 Dask's graphs" in text

@@ -18,9 +18,9 @@ def objection(
         return ""
     old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
     rules = planner.settings.acceptance
-    if after.price.bytes <= before.price.bytes:
+    if new >= old * rules.max_cost_ratio and after.price.bytes <= before.price.bytes:
         # no bytes are moved for it that one worker receives fewer
-        old += max(0.0, before.price.excess - after.price.excess)
+        old += max(0.0, before.by_worker().price.excess - after.by_worker().price.excess)
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
     if moves_too_much(before.price, after.price, rules):

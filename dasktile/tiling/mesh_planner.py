@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -58,13 +58,27 @@ class SearchTables:
 class Candidate:
     """A tiling with its price.
 
-    `extended` is the program with nodes added for replicas, or None where none were added.
+    Parameters
+    ----------
+    tiled, price, solution
+        The tiling, what it costs, and the solution that it is made from.
+    receivers
+        Finds out the bytes that each worker receives, which takes as long as some prices.
+    extended
+        The program with nodes added for replicas, or None where none were added.
     """
 
     tiled: TiledProgram
     price: Price
     solution: Solution
+    receivers: Callable[[], tuple[float, ...]]
     extended: ExtendedProgram | None = None
+
+    def by_worker(self) -> Candidate:
+        """The same with the bytes that each worker receives in its price."""
+        if self.price.by_worker:
+            return self
+        return replace(self, price=replace(self.price, by_worker=self.receivers()))
 
 
 @dataclass
@@ -213,7 +227,10 @@ class MeshPlanner:
             self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.final,
             planned_for=None if workers == self.mesh.workers else workers,
         )  # fmt: skip
-        return Candidate(tiled, self._price(solution.states, local), solution)
+        states = solution.states
+        return Candidate(
+            tiled, self._price(states, local), solution, partial(self._receivers, states)
+        )
 
     def with_replicas(
         self, replicas: Sequence[Replica], method: Method, tile_weight: float
@@ -235,8 +252,11 @@ class MeshPlanner:
             spilled=self._spilled,
             joined=local.joined,
             handed=self.costs.handed(states),
-            by_worker=tuple(self._on_workers(received_by_worker(self.costs, states)).tolist()),
         )
+
+    def _receivers(self, states: Sequence[int]) -> tuple[float, ...]:
+        """Bytes that each worker receives under an assignment."""
+        return tuple(self._on_workers(received_by_worker(self.costs, states)).tolist())
 
     def node_loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
         """Operations of every worker for every node: (nodes, workers), idle workers last.

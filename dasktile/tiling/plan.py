@@ -40,7 +40,7 @@ class Price:
     handed
         Bytes that workers receive so that the node's array has the chunks that it must have.
     by_worker
-        Bytes that each worker receives, over the whole program; empty where all receive as many.
+        Bytes that each worker receives, over the whole program; empty where that was not found out.
     """
 
     moved: tuple[int, ...]
@@ -60,7 +60,7 @@ class Price:
 
     @property
     def busiest(self) -> float:
-        """Bytes that the worker receives which receives most."""
+        """Bytes that the worker receives which receives most; an even share where unknown."""
         return max(self.by_worker, default=self.bytes / max(1, len(self.loads)))
 
     @property

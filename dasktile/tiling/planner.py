@@ -281,6 +281,7 @@ def _plan(
     placed = unchanged.placed and worth_placing(before, unchanged.settings.acceptance)
     kept = after is before and not placed
     price, origin = before.price, None
+    paid = price if after is before else after.by_worker().price
     if after.extended is not None:
         price, origin = _aligned(price, after.extended), after.extended.origin
     return TilingPlan(
@@ -288,7 +289,7 @@ def _plan(
         workers=unchanged.workers,
         method=method,
         before=price,
-        after=after.price,
+        after=paid,
         tiled=None if kept else after.tiled,
         lower_bound=proof.bound,
         proven_optimal=proven,

@@ -87,7 +87,7 @@ def _searched(planner: MeshPlanner, solution: Solution) -> Search:
 
 def _worth(planner: MeshPlanner, candidate: Candidate) -> tuple[int, float]:
     """What candidates are compared by: bytes moved, then time, of the busiest worker."""
-    return candidate.price.bytes, planner.elapsed(candidate.price)
+    return candidate.price.bytes, planner.elapsed(candidate.by_worker().price)
 
 
 def _wider(planner: MeshPlanner, least: Candidate) -> Iterator[MeshPlanner]:
@@ -156,8 +156,9 @@ class _Totals:
     alone: float
 
     @classmethod
-    def of(cls, planner: MeshPlanner, price: Price) -> _Totals:
-        """The totals of a plan of some price."""
+    def of(cls, planner: MeshPlanner, candidate: Candidate) -> _Totals:
+        """The totals of a plan."""
+        price = candidate.by_worker().price
         alone = planner.elapsed(replace(price, tasks=()))
         return cls(price.bytes, planner.cost(price), planner.elapsed(price), alone)
 
@@ -165,10 +166,10 @@ class _Totals:
     def of_result(cls, result: SearchResult, method: Method) -> _Totals:
         """The totals of what was found, with fewer tasks if it has clearly more than it needs."""
         fewer = with_fewer_tasks(result, method)
-        least = cls.of(result.planner, result.least.price)
+        least = cls.of(result.planner, result.least)
         if fewer is None:
             return least
-        return replace(cls.of(result.planner, fewer.price), moved=least.moved)
+        return replace(cls.of(result.planner, fewer), moved=least.moved)
 
     def exceeds(self, other: _Totals) -> bool:
         """Whether this is more than another in everything."""
@@ -247,7 +248,7 @@ def with_fewer_workers(
         if planner.elapsed(_guess(price, count, workers, tasks)) >= best.elapsed:
             continue
         fewer = _for_fewer(planner, count, method)
-        other = fewer.candidate(method, TIE).price
+        other = fewer.candidate(method, TIE)
         if not best.may_exceed(_Totals.of(fewer, other)):
             continue
         found = search(fewer, method, True)

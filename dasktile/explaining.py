@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dask.array.core import Array
@@ -20,13 +21,13 @@ from dasktile.ir import Chunks, Program
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
 from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
-from dasktile.prediction import Prediction, sound, tasks_of_input
+from dasktile.prediction import sound
+from dasktile.prediction import tasks_of_input as tasks_that_run
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
-from dasktile.run_seconds import measured_seconds
+from dasktile.run_seconds import function_work, measured_seconds, tasks_of_input, tasks_of_plan
 from dasktile.schedule.placement import placements_of
-from dasktile.tiling.plan import TilingPlan
 
 #: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
 #: and because it is not.
@@ -82,7 +83,13 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     unpredicted = PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen)
     explanation = describe(
         unknown=unknown,
-        seconds=measured_seconds(request, chosen),
+        seconds=measured_seconds(
+            request.machine,
+            chosen.planned.plan,
+            function_work(request, chosen.planned),
+            (chosen.before, chosen.after),
+            (partial(tasks_of_input, request), partial(tasks_of_plan, request, chosen)),
+        ),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
         memory=request.machine.memory,
@@ -103,7 +110,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         explanation = replace(explanation, joined=0)
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
-        count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))
+        count = tasks_that_run(request.graph, wanted_keys_of(request, wanted_blocks(request)))
         explanation = replace(explanation, run_tasks_before=count)
     if explanation.in_memory and explanation.changed and request.machine.placed:
         received = _received_by_input(request, chosen, explanation.bytes_predicted)
@@ -182,7 +189,13 @@ def _explained_again(
     is_predicted = before is not None and after is not None
     explanation = returned.describe(
         unknown=unknown,
-        seconds=_seconds_again(request.machine, returned.plan, before, after),
+        seconds=measured_seconds(
+            request.machine,
+            returned.plan,
+            returned.work,
+            (before, after),
+            (lambda: None, partial(tasks_of_input, request)),
+        ),
         runs=(before, after),
         room=choice.room(request, returned.plan),
         memory=request.machine.memory,
@@ -191,18 +204,6 @@ def _explained_again(
         dims=_dims_of(returned.plan.program, returned.names, request.groups),
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
-
-
-def _seconds_again(
-    machine: Machine, plan: TilingPlan, before: Prediction | None, after: Prediction | None
-) -> tuple[float, float] | None:
-    """Seconds of the input and of the plan that was made for it, as far as there are any.
-
-    None without a calibration.
-    """
-    if machine.calibration is None or before is None or after is None:
-        return machine.seconds(plan)
-    return before.run_seconds, after.run_seconds
 
 
 def explained_graph(

@@ -9,9 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from dask.blockwise import optimize_blockwise
-
-from dasktile.capture.culling import Counted, Needed, least_run
+from dasktile.capture.culling import Counted, Needed, least_run_of
 from dasktile.lower.count import count_tasks
 from dasktile.lower.written import wanted_keys
 from dasktile.needs import takes_time
@@ -116,19 +114,9 @@ class InputRun:
         seconds = rough_seconds(cost, self.kept, self.work)
         return self._has_more(rough_tasks(seconds, self._calibration))
 
-    def tasks_up_to(self, most: int) -> int:
-        """The number of tasks that Dask runs at least; ``most + 1`` if it is more.
-
-        Parameters
-        ----------
-        most
-            The number up to which is counted.
-        """
-        return self._least_run.up_to(most)
-
     def _has_more(self, tasks: int) -> bool:
         """Whether Dask surely runs more tasks than this."""
-        return self.tasks_up_to(tasks) > tasks
+        return self._least_run.up_to(tasks) > tasks
 
     @property
     def _calibration(self) -> Calibration | None:
@@ -137,9 +125,8 @@ class InputRun:
     @cached_property
     def _least_run(self) -> Counted:
         """The number of tasks that Dask runs at least."""
-        names = [(name,) for name in self._request.names]
-        merged = optimize_blockwise(self._request.graph, keys=names)
-        return least_run(merged, self._request.keys)
+        request = self._request
+        return least_run_of(request.graph, request.names, request.keys)
 
 
 def wanted_keys_of(request: Request, needed: Mapping[str, Needed]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dasktile.recent import recently_used
 from dasktile.report.describing import describe_plan
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
+from dasktile.run_seconds import NodeWork, function_work
 from dasktile.schedule.placement import is_written
 from dasktile.tiling.plan import TilingPlan
 
@@ -63,6 +64,8 @@ class ReturnedPlan:
         What is known of the tasks of its graph, see `placed_tasks`; None if they are many.
     weight
         Chunk sizes of all its arrays, and sizes of its tiles.
+    work
+        What its functions take.
     """
 
     plan: TilingPlan
@@ -75,6 +78,7 @@ class ReturnedPlan:
     too_large: str
     sizes: tuple[BundleLimits, GraphMemory | None] | None
     weight: int
+    work: tuple[NodeWork, ...]
 
     def input_run(self, request: Request) -> Prediction | None:
         """What the input took by prediction on workers as those of a request; None if unknown."""
@@ -203,6 +207,7 @@ def remember(request: Request, chosen: Candidate) -> ReturnedPlan | None:
         "" if is_simulated else choice.too_large(request, chosen),
         sizes,
         _weight(chosen.planned.plan),
+        function_work(request, chosen.planned),
     )
     _store[frozenset(lowered.names)] = (lambda: plan), plan.weight
     return plan

@@ -6,97 +6,180 @@ in whatever tiles they run.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dasktile.capture.culling import least_run_of
+from dasktile.cluster.target import Machine
+from dasktile.guard import or_none
 from dasktile.ir import Kind, Node, Program
+from dasktile.lower.count import count_tasks
 from dasktile.needs import takes_time
 from dasktile.planning import Candidate, PlannedRequest, lower_plan
-from dasktile.predicted import InputRun
 from dasktile.prediction import USUAL_TASK, WORK_SPEED, Prediction
 from dasktile.request import Request
-from dasktile.tiling.calibration import Calibration
 from dasktile.tiling.objective import stock_slowdown_of
-from dasktile.tiling.settings import CostModel
+from dasktile.tiling.plan import TilingPlan
 
-#: Seconds that every run takes on a cluster that waits for it (measured: `benchmarks.corpus`, as
-#: the speeds below).
-LEAST_SECONDS = 0.07
+#: Seconds that a run takes besides its tasks and functions (measured: `benchmarks.corpus`, as the
+#: speeds below).
+AWAITED = 0.07
 
 #: Bytes a second of which a thread finds the groups, by the name with which flox's layers begin.
 GROUPED, GROUP_SPEED = "groupby_", 5e7
 
-#: Tasks up to which those that Dask runs are counted; with more, a lower bound is given.
-MOST_COUNTED = 1_000_000
-
-#: Tasks of a plan up to which it is found out which of them Dask fuses (chosen: some seconds).
+#: Tasks up to which it is found out which of them Dask fuses (chosen: a second).
 MOST_TOLD = 50_000
 
 
-def measured_seconds(request: Request, chosen: Candidate) -> tuple[float, float] | None:
-    """Seconds of Dask's own graph, and of a plan; None for a cluster that was not measured.
-
-    They are those of the simulated runs, and where there is none, the scheduler's for all tasks.
-    Added are those in which all threads run the functions: products by the measured speed, groups
-    and other functions by that of `benchmarks.corpus`.  Reading from storage is left out.
+@dataclass(frozen=True, slots=True)
+class NodeWork:
+    """What the functions of a node take.
 
     Parameters
     ----------
-    request
-        The arrays and their graph.
-    chosen
-        The plan.
+    seconds
+        Seconds of one thread, operations of products left out.
+    operations
+        Floating-point operations of a product of matrices.
+    slowdown
+        Factor by which Dask's own function takes longer for these operations.
+    blocks
+        Blocks of the work in the input, and in the plan: as many threads at most run them.
     """
-    calibration = request.machine.calibration
-    if calibration is None:
-        return None
-    task = USUAL_TASK * calibration.task_seconds
-    before = _seconds(chosen.before)
-    if before is None:
-        before = task * InputRun(request, chosen).tasks_up_to(MOST_COUNTED)
-    before += LEAST_SECONDS + _work(request, chosen.planned, calibration, is_stock=True)
-    if chosen.planned.plan.tiled is None:
-        return before, before
-    after = _seconds(chosen.after)
-    if after is None:
-        after = task * _tasks_of_plan(request, chosen)
-    return before, LEAST_SECONDS + after + _work(request, chosen.planned, calibration)
+
+    seconds: float
+    operations: float
+    slowdown: float
+    blocks: tuple[int, int]
 
 
-def _tasks_of_plan(request: Request, chosen: Candidate) -> int:
-    """The number of tasks of a plan, as they run where they are few enough to be told."""
-    count = sum(chosen.planned.plan.after.tasks)
-    if count > MOST_TOLD:
-        return count
-    lowered = chosen.lowered or lower_plan(request, chosen.planned)
-    tasks, _ = lowered.tasks(request.machine.placed)
-    return len(tasks.reads)
+def function_work(request: Request, planned: PlannedRequest) -> tuple[NodeWork, ...]:
+    """What the functions of a request take, node by node.
+
+    Parameters
+    ----------
+    request, planned
+        The arrays, and their plan.
+    """
+    program, tiled = planned.captured.program, planned.plan.tiled
+    model = request.machine.settings().model
+    found = []
+    for index, node in enumerate(program.nodes):
+        if not takes_time(node):
+            continue
+        needed = planned.needs.needed.get(node.name, planned.needs.wanted.get(node.name))
+        share = 1.0 if needed is None else float(needed.mean())
+        own = [label.cuts for label in node.labels]
+        cuts = own if tiled is None else tiled.tilings[index].cuts
+        blocks = math.prod(map(len, own)), math.prod(map(len, cuts))
+        is_product = node.kind is Kind.CONTRACT
+        operations = share * node.iterations * node.work if is_product else 0.0
+        slowdown = stock_slowdown_of(node, model)
+        found.append(NodeWork(share * _seconds(program, node), operations, slowdown, blocks))
+    return tuple(found)
 
 
-def _seconds(run: Prediction | None) -> float | None:
-    return None if run is None else run.seconds_with_spill
-
-
-def _work(
-    request: Request, planned: PlannedRequest, calibration: Calibration, is_stock: bool = False
-) -> float:
-    """Seconds in which all threads run the functions, of Dask's own graph or of a plan."""
-    model, seconds = request.machine.settings().model, 0.0
-    program = planned.captured.program
-    for node in program.nodes:
-        if takes_time(node):
-            needed = planned.needs.needed.get(node.name, planned.needs.wanted.get(node.name))
-            share = 1.0 if needed is None else float(needed.mean())
-            seconds += share * _thread_seconds(program, node, calibration, model, is_stock)
-    return seconds / (request.machine.workers * request.machine.threads)
-
-
-def _thread_seconds(
-    program: Program, node: Node, calibration: Calibration, model: CostModel, is_stock: bool
-) -> float:
-    """Seconds that one thread takes for all blocks of a node."""
+def _seconds(program: Program, node: Node) -> float:
+    """Seconds that one thread takes for all blocks of a node, operations of products left out."""
     seconds = node.nbytes / WORK_SPEED
-    if node.kind is Kind.CONTRACT:
-        slowdown = stock_slowdown_of(node, model) if is_stock else 1.0
-        seconds += node.iterations * node.work / calibration.flops * slowdown
-    elif node.op.startswith(GROUPED):
+    if node.op.startswith(GROUPED):
         read = max((program.nodes[edge.producer].nbytes for edge in node.edges), default=0)
         seconds += read / GROUP_SPEED
     return seconds
+
+
+def measured_seconds(
+    machine: Machine,
+    plan: TilingPlan,
+    work: Sequence[NodeWork],
+    runs: tuple[Prediction | None, Prediction | None],
+    tasks: tuple[Callable[[], int | None], Callable[[], int | None]],
+) -> tuple[float | None, float | None] | None:
+    """Seconds of Dask's own graph, and of a plan; None for a cluster that was not measured.
+
+    They are those of the simulated runs, and where there is none, the scheduler's for all tasks,
+    without those of bytes.  Added are those of the functions: products by the measured speed,
+    groups and other functions by that of `benchmarks.corpus`.  Reading from storage is left out.
+
+    Parameters
+    ----------
+    machine
+        The workers.
+    plan
+        The plan.
+    work
+        What its functions take.
+    runs
+        Simulated runs of Dask's own graph, and of the plan's.
+    tasks
+        Count the tasks of these graphs; None where they are unknown.
+
+    Returns
+    -------
+    The seconds, None for each that is unknown; None without a measurement.
+    """
+    if machine.calibration is None:
+        return None
+    before = _of_run(machine, runs[0], tasks[0])
+    if before is not None:
+        before += function_seconds(machine, work, plan.before.balance, is_stock=True)
+    if plan.tiled is None:
+        return before, before
+    after = _of_run(machine, runs[1], tasks[1])
+    if after is not None:
+        after += function_seconds(machine, work, plan.after.balance)
+    return before, after
+
+
+def _of_run(
+    machine: Machine, run: Prediction | None, tasks: Callable[[], int | None]
+) -> float | None:
+    """Seconds of a run without those of its functions; None if they are unknown."""
+    assert machine.calibration is not None
+    if run is not None:
+        return AWAITED + run.seconds_with_spill
+    count = tasks()
+    task = USUAL_TASK * machine.calibration.task_seconds
+    return None if count is None else AWAITED + task * count
+
+
+def function_seconds(
+    machine: Machine, work: Sequence[NodeWork], balance: float = 1.0, is_stock: bool = False
+) -> float:
+    """Seconds in which the threads of all workers run the functions, one node after the other.
+
+    Parameters
+    ----------
+    machine
+        The workers, whose speed was measured.
+    work
+        What the functions take.
+    balance
+        Work of the busiest worker over the mean.
+    is_stock
+        Whether Dask's own functions run, on the blocks of the input.
+    """
+    assert machine.calibration is not None
+    threads, seconds = machine.workers * machine.threads / balance, 0.0
+    for node in work:
+        slowdown = node.slowdown if is_stock else 1.0
+        one = node.seconds + slowdown * node.operations / machine.calibration.flops
+        seconds += one / max(1.0, min(threads, node.blocks[0 if is_stock else 1]))
+    return seconds
+
+
+def tasks_of_input(request: Request) -> int:
+    """The number of tasks of Dask's own graph: at least those that run, or of very many, all."""
+    told = least_run_of(request.graph, request.names, request.keys).up_to(MOST_TOLD)
+    return told if told <= MOST_TOLD else count_tasks(request.graph, request.names)
+
+
+def tasks_of_plan(request: Request, chosen: Candidate) -> int:
+    """The number of tasks of a plan: those that run, or of very many, those of the model."""
+    count = sum(chosen.planned.plan.after.tasks)
+    if count > MOST_TOLD:
+        return count
+    lowered = chosen.lowered or or_none(lambda: lower_plan(request, chosen.planned))
+    return count if lowered is None else len(lowered.tasks(request.machine.placed)[0].reads)

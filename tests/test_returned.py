@@ -42,6 +42,7 @@ def without_input_run(plan: Explanation) -> Explanation:
         plan,
         run_tasks_before=None,
         received_before=None,
+        busiest_link_before=None,
         peak_before=None,
         results_before=None,
         unpredicted=NOT_SIMULATED,

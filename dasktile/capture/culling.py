@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from dask.blockwise import Blockwise
+from dask.blockwise import Blockwise, optimize_blockwise
 from dask.core import flatten, keys_in_tasks
 from dask.highlevelgraph import HighLevelGraph, Layer
 
@@ -139,6 +139,19 @@ def least_run(graph: HighLevelGraph, keys: Any) -> Counted:
         yield count
 
     return Counted(bounds())
+
+
+def least_run_of(graph: HighLevelGraph, names: Iterable[str], keys: Any) -> Counted:
+    """`least_run` of a graph whose layers Dask has not merged yet.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    names, keys
+        Names of the wanted arrays, and their wanted keys, nested in any way.
+    """
+    return least_run(optimize_blockwise(graph, keys=[(name,) for name in names]), keys)
 
 
 def _count_wanted(keys: Any) -> int:

@@ -25,8 +25,6 @@ from dasktile._compat.distributed import scheduling
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.ir import workers_of_positions
 from dasktile.tiling.calibration import Calibration
-from dasktile.tiling.objective import predict_seconds
-from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
 _DEFAULT = ClusterSettings()
@@ -127,15 +125,6 @@ class Machine:
     def settings(self) -> Settings:
         """Constants of the cost model: measured values, except for those that the user set."""
         return config.tiling_settings(self.calibration)
-
-    def seconds(self, plan: TilingPlan) -> tuple[float, float] | None:
-        """Rough seconds of the input's chunks and of a plan; None without a calibration."""
-        if self.calibration is None:
-            return None
-        measured = self.calibration
-        return predict_seconds(
-            plan, self.settings(), measured.task_seconds, self.threads, measured.memory
-        )
 
 
 def host_of(address: str) -> str:

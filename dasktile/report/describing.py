@@ -63,7 +63,7 @@ def describe_plan(
     plan: TilingPlan,
     outputs: Sequence[Chunks | None] = (),
     unknown: Sequence[UnknownArray] = (),
-    seconds: tuple[float, float] | None = None,
+    seconds: tuple[float | None, float | None] | None = None,
     runs: tuple[Run | None, Run | None] = (None, None),
     room: int | None = None,
     assumed_room: int | None = None,
@@ -89,7 +89,8 @@ def describe_plan(
     unknown
         Arrays on top of the program whose chunk sizes are not known.
     seconds
-        Predicted seconds of the input and of the plan; None without a prediction.
+        Predicted seconds of the input and of the plan, None for each that is unknown; None without
+        a prediction.
     runs
         Simulated runs of the input and of the plan; None for each without a prediction.
     room

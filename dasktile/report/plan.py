@@ -42,9 +42,9 @@ class PlanReport:
         The busiest worker's operations over the mean; 1 is even.
     seconds_before, seconds_after
         Predicted run time in seconds, that of planning left out: of the simulated graphs, with the
-        measured speeds.  Where these are not simulated, a rough sum of three terms: operations of
-        the busiest worker, bytes that the busiest link carries, and overhead of all tasks.
-        Reading from storage is left out.  None without a measurement (``dasktile.calibrate``).
+        measured speeds, and of the functions.  Of a graph that is not simulated, the overhead of
+        its tasks is in place of the first, without the time that bytes take.  Reading from storage
+        is left out.  None without a measurement (``dasktile.calibrate``).
     peak_before, peak_after
         Bytes in memory of the worker that holds most, in a simulation of the graph as Dask runs it
         and of the plan's, with the arrays left on the workers: results of tasks, those within
@@ -118,7 +118,8 @@ class PlanReport:
         Numbers of workers, other than `workers`, for which parts of the input were optimised.
     busiest_link_before, busiest_link_after
         Those of the bytes of `received_before` and `received_after` that the busiest worker
-        receives, or sends, whichever are more; None where those are.
+        receives, or sends, whichever are more; None where those are, and where blocks of the
+        input are in memory already.
     """
 
     workers: int

@@ -32,7 +32,7 @@ _UNCOUNTED_NAMES = 3
 _UNEVEN = 1.25
 
 #: Bytes that the busiest link carries over the mean that workers receive, above which they are
-#: shown: what several workers have is sent by any of them.
+#: shown (chosen).
 _BUSY_LINK = 1.5
 
 

@@ -9,6 +9,7 @@ in memory, on all workers that have received it, until its last reader has run.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,10 @@ from dasktile.schedule.edges import readers_of
 
 #: Slots of a worker for root tasks, per thread: distributed's ``worker-saturation``.
 _SATURATION = 1.1
+
+#: Workers that have a result, in the order in which they got it, of which one sends it (chosen: all
+#: would take time in proportion to the square of the workers).
+_MOST_ASKED = 8
 
 #: Multiples of it, modulo 1, are spread evenly.
 _GOLDEN = 0.6180339887
@@ -168,6 +173,7 @@ def simulate(
 class _Worker:
     """One worker."""
 
+    number: int
     idle: int
     #: Root tasks that it may be sent.
     slots: int
@@ -187,7 +193,7 @@ class _Worker:
     receiving: float = 0.0
     sending: float = 0.0
     #: Bytes that it has received, and sent.
-    received: int = 0
+    received_bytes: int = 0
     sent_bytes: int = 0
 
     def hold(self, size: int) -> None:
@@ -229,7 +235,8 @@ class _Simulation:
     ) -> None:
         self.tasks, self.speeds, self.hosts = tasks, speeds, hosts
         self.has_hosts = len(set(hosts)) > 1
-        self.workers = [_Worker(threads, math.ceil(_SATURATION * threads)) for _ in range(workers)]
+        slots = math.ceil(_SATURATION * threads)
+        self.workers = [_Worker(number, threads, slots) for number in range(workers)]
         count = len(tasks.reads)
         self.data = set(tasks.data)
         self.kept = {*tasks.kept, *tasks.there}
@@ -301,7 +308,7 @@ class _Simulation:
             self.now,
             tuple(worker.results for worker in self.workers),
             self.most,
-            tuple(worker.received for worker in self.workers),
+            tuple(worker.received_bytes for worker in self.workers),
             tuple(worker.sent_bytes for worker in self.workers),
         )
 
@@ -343,31 +350,39 @@ class _Simulation:
             The worker.
         """
         worker, speed = self.workers[at], self.speeds.network
-        if self.has_hosts and self._is_on_host_of(at, there):
+        sender = self._sender(there, at)
+        if self.has_hosts and self.hosts[sender.number] == self.hosts[at]:
             speed = self.speeds.within_host or speed
         elif self.has_hosts:
             self.between_hosts += size
-        sender = self._sender(there)
-        # both links send one result after the other, each in its own order
+        # each of both links carries one result after the other: while one of them waits for the
+        # other, it counts as free
         worker.receiving = max(self.scheduled, worker.receiving) + size / speed
         sender.sending = max(self.scheduled, sender.sending) + size / speed
         worker.hold(size)
-        worker.received += size
+        worker.received_bytes += size
         sender.sent_bytes += size
         self.moved += size
         return max(worker.receiving, sender.sending)
 
-    def _sender(self, there: Mapping[int, float]) -> _Worker:
-        """The worker that sends a result: of those that have it, the one that has sent least."""
+    def _sender(self, there: Mapping[int, float], at: int) -> _Worker:
+        """The worker that sends a result to another: of the first that have it, see `_MOST_ASKED`.
+
+        It is one of the same host, if there is any, and the one that has sent least.
+        """
         if len(there) == 1:
             return self.workers[next(iter(there))]
-        having = [at for at, since in there.items() if since <= self.scheduled] or list(there)
-        return min((self.workers[at] for at in having), key=lambda worker: worker.sent_bytes)
-
-    def _is_on_host_of(self, at: int, there: Mapping[int, float]) -> bool:
-        """Whether a worker of the same host has a result, given when each worker has it."""
-        host = self.hosts[at]
-        return any(self.hosts[other] == host and have <= self.now for other, have in there.items())
+        if self.has_hosts:
+            host = self.hosts[at]
+            near = {
+                other: since
+                for other, since in there.items()
+                if self.hosts[other] == host and since <= self.now
+            }
+            there = near or there
+        first = list(itertools.islice(there, _MOST_ASKED))
+        having = [other for other in first if there[other] <= self.now] or first
+        return min((self.workers[other] for other in having), key=lambda worker: worker.sent_bytes)
 
     def _start(self, at: int) -> None:
         """Run the tasks for which a worker has idle threads."""

@@ -19,7 +19,7 @@ def objection(
     old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
     rules = planner.settings.acceptance
     if new >= old * rules.max_cost_ratio and after.price.bytes <= before.price.bytes:
-        # no bytes are moved for it that one worker receives fewer
+        # only where it costs no bytes: the worker that receives most then receives fewer
         old += max(0.0, before.by_worker().price.excess - after.by_worker().price.excess)
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"

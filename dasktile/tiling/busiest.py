@@ -20,7 +20,8 @@ def received_by_worker(costs: Costs, states: Sequence[int]) -> Floats:
     """Bytes that each worker receives, (workers,); they sum up to what the tables have.
 
     The bytes of each table are divided as what workers need and lack of the array, several reads of
-    one node counted one by one, and those of partial results as the results.
+    one node counted one by one, and those of partial results as the results.  Blocks that are made
+    where they are read are received evenly.
 
     Parameters
     ----------
@@ -39,7 +40,9 @@ def received_by_worker(costs: Costs, states: Sequence[int]) -> Floats:
         row, column = states[source], states[index]
         if moved := float(table[row, column]):
             key = id(table), row, column
-            if key not in known:
+            if key not in known and costs.is_moving(source, index, states):
+                known[key] = np.full(len(total), moved / len(total))
+            elif key not in known:
                 variables = costs.space.variables
                 reads = costs.reads[source, index]
                 lacked = _lacked(variables[source], row, variables[index], column, reads)

@@ -34,9 +34,9 @@ TIE = 2.0**-20
 #: and the most that they cost: of equal ways, the one with fewest of them is chosen.
 EXTRA, MOST_EXTRA = 2.0**-40, 2.0**-4
 
-#: Bytes of partial results that one worker sums up which count as a tile, and the most that those
-#: of a program cost where they break ties: of equal ways, many workers sum up few of them (chosen:
-#: a task takes about as long as a megabyte, and more of them cut partial results for many workers).
+#: Bytes of partial results that count as one tile, of those that one worker sums up (chosen: a task
+#: takes about as long as a megabyte, and more of them cut partial results for many workers), and
+#: the most bytes that they cost in a program where they break ties.
 SUMMED, MOST_SUMMED = 2.0**21, 2.0**-3
 
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
@@ -65,7 +65,8 @@ class Costs:
     between
         For pairs of variables (earlier, later), bytes moved from one to the other.
     reads
-        For the same pairs, positions of the later one's edges that read the array.
+        For the same pairs, positions of the later one's edges that read the array; the first for a
+        kept array, and none where it is unknown which blocks are read.
     """
 
     space: Space
@@ -195,8 +196,8 @@ class Costs:
     def problem(self, tile_weight: float = TIE) -> Problem:
         """The problem to minimise: bytes moved plus `tile_weight` for every tile.
 
-        Partial results cost besides as much as tiles that take as long as the worker that sums up
-        most of them.
+        Partial results cost extra: the bytes that one worker sums up at the most count as tiles,
+        `SUMMED` bytes each.
         """
         summed, weight = self._summed(), tile_weight / SUMMED
         if tile_weight <= TIE:
@@ -253,10 +254,15 @@ class Costs:
         """Roots whose blocks are made where they are read, since that moves fewer bytes."""
         return frozenset(
             self.space.variables[source].node
-            for (source, index), table in self._at_home.items()
-            if self.between[source, index][states[source], states[index]]
-            < table[states[source], states[index]]
+            for source, index in self._at_home
+            if self.is_moving(source, index, states)
         )
+
+    def is_moving(self, source: int, index: int, states: Sequence[int]) -> bool:
+        """Whether blocks of a variable are made where another one reads them."""
+        home = self._at_home.get((source, index))
+        at = states[source], states[index]
+        return home is not None and bool(self.between[source, index][at] < home[at])
 
     def replica_bytes(self) -> list[Table]:
         """For every variable, bytes that a worker holds beyond its share of the array."""

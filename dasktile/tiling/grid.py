@@ -82,8 +82,8 @@ NEARLY_EQUAL = 0.9
 def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Boundaries of `parts` near-even parts of a label, on the positions of `grid`.
 
-    The boundaries of n parts are among those of any multiple of n, so that a coarse tile is
-    always a union of fine ones.
+    The boundaries of n parts are among those of a multiple of n, so that a coarse tile is a union
+    of fine ones; of multiples of a number that does not divide the length, not always.
 
     Returns
     -------
@@ -101,9 +101,9 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
         if parts % units == 0:
             edges = tuple(min(size, unit * grid) for unit in range(units + 1))
             return _divided(edges, parts // units)
-        # parts of whole units, so that a multiple of parts that are has their boundaries, too
+        # the last unit counts as a whole one, so that these are among the boundaries of whole units
         edges = tuple(min(size, part * units * grid // parts) for part in range(parts + 1))
-        return edges if edges[-2] < size else ideal
+        return edges if 2 * (size - edges[-2]) >= edges[1] else ideal
     if isinstance(grid, Soft) and parts >= len(grid) > 1:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)

@@ -1,4 +1,4 @@
-"""What a tiling costs: what local cuts and the acceptance of plans share, and rough seconds.
+"""What a tiling costs: what local cuts and the acceptance of plans share.
 
 Costs are bytes.  All that takes time besides bytes between workers counts as the bytes that are
 moved in that time, with the speeds of :class:`~dasktile.tiling.settings.Settings`: defaults, or
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Kind, Node, Program
-from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.plan import Price
 from dasktile.tiling.settings import CostModel, Settings
 
 
@@ -170,66 +170,3 @@ def seconds_alone(program: Program, workers: int, settings: Settings) -> float:
         if math.prod(len(label.cuts) for label in node.labels) < workers
     )
     return operations / settings.work_per_second
-
-
-def predict_seconds(
-    plan: TilingPlan,
-    settings: Settings,
-    task_seconds: float,
-    threads: int = 1,
-    memory: float | None = None,
-) -> tuple[float, float]:
-    """Seconds that the input's own chunks take, and seconds that the plan takes.
-
-    A rough model that compares the two: the operations of the worker with most work at full speed,
-    plus the bytes that the worker receives which receives most, plus the overhead of all tasks.
-    In reality the three overlap in part.  The mix of products and other operations is assumed to
-    be the same on all workers.  Reading from storage, spilling and waiting are not counted.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    settings
-        Speeds and constants of the cost model.
-    task_seconds
-        Seconds that each task adds.
-    threads
-        Tasks that each worker runs at once.
-    memory
-        Bytes a second that a thread writes as results of operations other than matrix
-        products; None if these operations are as fast as matrix products.
-
-    Returns
-    -------
-    Seconds before and seconds after.
-    """
-
-    def seconds(price: Price, stock: bool) -> float:
-        # each place of a mesh with fewer places than workers is a group of workers
-        group = -(-plan.workers // max(1, len(price.loads)))
-        work = max(price.loads, default=0.0)
-        return (
-            work * _seconds_per_operation(plan.program, settings, memory, stock) / (threads * group)
-            + price.busiest / (settings.bytes_per_second * group)
-            + sum(price.tasks) * task_seconds
-        )
-
-    before = seconds(plan.before, stock=True)
-    return before, before if plan.tiled is None else seconds(plan.after, stock=False)
-
-
-def _seconds_per_operation(
-    program: Program, settings: Settings, memory: float | None, stock: bool
-) -> float:
-    """Mean seconds of one operation of a program."""
-    products = 1 / settings.work_per_second
-    # other operations are bound by memory, and counted by the bytes that they write
-    others = products if memory is None else 1 / (settings.model.byte_work * memory)
-    work = total = 0.0
-    for node in program.nodes:
-        operations = node.iterations * effort(node, settings.model)
-        work += operations
-        each = products if node.kind is Kind.CONTRACT else others
-        total += operations * each * (stock_slowdown_of(node, settings.model) if stock else 1.0)
-    return total / work if work else products

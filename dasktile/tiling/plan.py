@@ -40,7 +40,8 @@ class Price:
     handed
         Bytes that workers receive so that the node's array has the chunks that it must have.
     by_worker
-        Bytes that each worker receives, over the whole program; empty where that was not found out.
+        Bytes that each worker receives, over the whole program, up to a byte a node; empty where
+        that was not found out.
     """
 
     moved: tuple[int, ...]

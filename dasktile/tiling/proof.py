@@ -89,5 +89,5 @@ def strongest(searches: Sequence[Search], moved: int) -> Proof:
 
 
 def _bytes(search: Search) -> int:
-    """The bound of a search in whole bytes: the weights of all tiles sum to less than one."""
+    """The bound of a search in whole bytes: all weights that break ties sum to less than a half."""
     return max(0, math.floor(search.bound + 0.5))

@@ -20,9 +20,7 @@ from dasktile.cluster.calibration import KEY, Calibration, _keep, calibrate
 from dasktile.cluster.target import machine
 from dasktile.report.describing import describe_plan
 from dasktile.report.formatting import format_seconds
-from dasktile.tiling.objective import predict_seconds
 from dasktile.tiling.plan import Price, TilingPlan
-from dasktile.tiling.settings import Settings
 from tests.report.test_explanation import gram
 
 FAST = Calibration(bandwidth=2e9, task_seconds=1e-3, flops=50e9, workers=2, threads=2)
@@ -273,41 +271,6 @@ def plan(tiled: bool = True) -> TilingPlan:
 
     after = price(4_000_000, 10) if tiled else price(40_000_000, 1000)
     return replace(gram(tiled), before=price(40_000_000, 1000), after=after)
-
-
-SETTINGS = Settings(work_per_second=1e9, bytes_per_second=1e6)
-
-
-def test_seconds_are_work_bytes_and_tasks() -> None:
-    assert predict_seconds(plan(), SETTINGS, 0.01) == pytest.approx((3 + 10 + 10, 3 + 1 + 0.1))
-    assert predict_seconds(plan(), SETTINGS, 0.01, threads=3)[1] == pytest.approx(1 + 1 + 0.1)
-    # eight workers planned for as four pairs
-    grouped = replace(plan(), workers=8)
-    assert predict_seconds(grouped, SETTINGS, 0.01)[1] == pytest.approx(1.5 + 0.5 + 0.1)
-
-
-def test_seconds_of_what_is_left_alone() -> None:
-    before, after = predict_seconds(plan(tiled=False), SETTINGS, 0.01)
-    assert before == after
-
-
-def test_stock_einsum_is_slow() -> None:
-    planned = plan()
-    nodes = planned.program.nodes
-    program = replace(planned.program, nodes=(*nodes[:2], replace(nodes[2], op="einsum")))
-    slow = predict_seconds(replace(planned, program=program), SETTINGS, 0.01)
-    plain = predict_seconds(planned, SETTINGS, 0.01)
-    assert slow[1] == plain[1]
-    assert plain[0] < slow[0] <= plain[0] + 3 * (SETTINGS.model.einsum_slowdown - 1)
-
-
-def test_what_is_no_product_takes_as_long_as_its_bytes() -> None:
-    plain = predict_seconds(plan(), SETTINGS, 0.01)
-    # five operations a byte: as fast as the products, then half as fast
-    same = predict_seconds(plan(), SETTINGS, 0.01, memory=0.2e9)
-    slower = predict_seconds(plan(), SETTINGS, 0.01, memory=0.1e9)
-    assert same == pytest.approx(plain)
-    assert plain[1] < slower[1] < plain[1] + 3
 
 
 def test_seconds_are_shown() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 
 import dasktile
 from benchmarks.again import placed_machine
-from dasktile import api
+from dasktile import api, planning
 from dasktile.report.explanation import Explanation
+from dasktile.run_seconds import NodeWork, function_seconds
 from dasktile.tiling.calibration import Calibration
 
 SPEED = Calibration(bandwidth=5e8, task_seconds=4e-4, flops=1e10, workers=4, threads=4, memory=1e9)
@@ -21,10 +25,16 @@ def _random(*shape: int, chunk: int) -> da.Array:
     return da.random.default_rng(sum(shape)).random(shape, chunks=chunk)
 
 
-def _explained(array: da.Array, speed: Calibration | None = SPEED) -> Explanation:
+@contextmanager
+def _measured(speed: Calibration | None = SPEED) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         machine = replace(placed_machine(4), calibration=speed)
         patch.setattr(api, "machine", lambda *_: machine)
+        yield patch
+
+
+def _explained(array: da.Array, speed: Calibration | None = SPEED) -> Explanation:
+    with _measured(speed):
         return dasktile.explain(array)
 
 
@@ -70,3 +80,43 @@ def test_the_input_takes_as_long_as_before_where_it_is_kept() -> None:
     plan = _explained(_random(400, 400, chunk=200) + 1)
     assert not plan.changed
     assert plan.seconds_after == plan.seconds_before > 0
+
+
+def test_one_block_keeps_one_thread_busy() -> None:
+    x = _random(2000, 2000, chunk=2000)
+    plan = _explained(x @ x)
+    assert plan.seconds_before is not None
+    assert plan.seconds_before > 2 * 2000**3 / SPEED.flops
+
+
+def test_functions_wait_for_the_busiest_worker() -> None:
+    machine = replace(placed_machine(4), threads=2, calibration=SPEED)
+    work = [NodeWork(8.0, 16 * SPEED.flops, 3.0, (4, 100)), NodeWork(1.0, 0.0, 1.0, (1, 1))]
+    assert function_seconds(machine, work) == pytest.approx(24 / 8 + 1)
+    assert function_seconds(machine, work, balance=2.0) == pytest.approx(24 / 4 + 1)
+    assert function_seconds(machine, work, is_stock=True) == pytest.approx((8 + 48) / 4 + 1)
+
+
+@pytest.mark.parametrize("chunk", [200, 50])
+def test_returned_plans_take_as_long_as_they_were_predicted_to(chunk: int) -> None:
+    x = _random(2000, 2000, chunk=chunk)
+    with _measured():
+        first = dasktile.explain(x.T @ x)
+        again = dasktile.explain(dasktile.optimize(x.T @ x))
+    assert first.changed and again.planned
+    assert again.seconds_after == pytest.approx(first.seconds_after)
+    # the run of the input was not simulated for it
+    assert again.seconds_before in (None, first.seconds_before)
+
+
+def test_seconds_are_no_reason_to_fail() -> None:
+    """Where writing the graph only to count its tasks fails, those of the model count."""
+
+    def failing(*args: object, **kwargs: object) -> None:
+        raise RuntimeError
+
+    x = _random(12_000, 100, chunk=10)
+    with _measured() as patch, dask.config.set({"dasktile.raise-errors": False}):
+        patch.setattr(planning, "lower", failing)
+        plan = dasktile.explain((x + 1).sum(axis=0))
+    assert plan.bytes_after > 0 and plan.seconds_after is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import dask.array as da
 import pytest
 
 import dasktile
 from dasktile.ir import Program
+from dasktile.schedule import peaks
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
 from dasktile.tiling import tile
 from tests.programs import Builder
@@ -74,11 +76,8 @@ def test_what_persisted_blocks_receive_is_known_by_worker() -> None:
     build.whole(x, 1)
     program = build.program()
     nodes = tuple(
-        node if node.edges else type(node)(**{
-            name: getattr(node, name) for name in node.__slots__
-        } | {"homes": ((0,),) * 16})
-        for node in program.nodes
-    )  # fmt: skip
+        node if node.edges else replace(node, homes=((0,),) * 16) for node in program.nodes
+    )
     plan = tile(Program(nodes, program.outputs), workers=4, placed=True, force=True)
     received = plan.after.by_worker
     assert received[0] == 0 and sum(received) == pytest.approx(plan.after.bytes)
@@ -97,3 +96,41 @@ def test_a_worker_sends_one_result_after_the_other() -> None:
     assert run.seconds == pytest.approx(3, rel=0.01)
     assert run.busiest_link == run.sent[0] == 3 * 10**8
     assert run.received == (0, 10**8, 10**8, 10**8)
+
+
+def test_a_worker_of_the_same_host_sends_a_result_that_it_has() -> None:
+    """Of four workers on two hosts, the third one receives a result from the first host."""
+    tasks = PlacedTasks(
+        reads=[[], [0], [0, 1]],
+        sizes=[10**8, 0, 0],
+        homes=[0, 2, 3],
+        priorities=[0.0, 1.0, 2.0],
+        kept=[0, 1, 2],
+    )
+    speeds = Speeds(task=0, scheduler=0, memory=1e12, network=1e8, within_host=1e9, variation=0)
+    run = simulate(tasks, 4, speeds=speeds, hosts=[0, 0, 1, 1])
+    assert run.sent == (10**8, 0, 10**8, 0)
+    assert run.between_hosts == 10**8
+    assert run.seconds == pytest.approx(1.1, rel=0.01)
+
+
+def test_simulations_of_broadcasts_take_time_in_proportion_to_workers() -> None:
+    """All workers read all results: of those that have one, few are asked to send it."""
+    asked = []
+
+    class Counted(dict[int, float]):
+        def __getitem__(self, at: int) -> float:
+            asked.append(at)
+            return super().__getitem__(at)
+
+    workers = 100
+    tasks = PlacedTasks(
+        reads=[[], *([0] for _ in range(workers))],
+        sizes=[1] * (workers + 1),
+        homes=[0, *range(workers)],
+        priorities=[float(number) for number in range(workers + 1)],
+    )
+    simulation = peaks._Simulation(tasks, workers, 1, Speeds())
+    simulation.there = [Counted() for _ in simulation.there]
+    simulation.run()
+    assert len(asked) < 20 * workers

@@ -44,8 +44,8 @@ class Steps:
 
 
 #: Positions at which a label may be cut, 0 and its size included.  A tuple allows only these
-#: positions, :class:`Soft` these first, a number its multiples, :class:`Steps` those where another
-#: axis is cut, and None any position.
+#: positions, :class:`Soft` these first, a number its multiples (see :func:`unit`: about a whole
+#: number of them make up the label), :class:`Steps` those where another axis is cut, and None any.
 Grid = tuple[int, ...] | int | Steps | None
 
 
@@ -103,7 +103,7 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
             return _divided(edges, parts // units)
         # the last unit counts as a whole one, so that these are among the boundaries of whole units
         edges = tuple(min(size, part * units * grid // parts) for part in range(parts + 1))
-        return edges if 2 * (size - edges[-2]) >= edges[1] else ideal
+        return edges if edges[-2] < size else ideal
     if isinstance(grid, Soft) and parts >= len(grid) > 1:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)

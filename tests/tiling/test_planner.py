@@ -40,6 +40,17 @@ def test_splits_nest_and_keep_to_the_grid():
     assert sizes(3, 8, None) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("size", [2000, 6000, 8000, 9973, 12_000])
+@pytest.mark.parametrize("workers", [6, 9, 12, 24, 27])
+def test_tiles_nest_in_those_of_workers_on_multiples_of_a_length(size, workers):
+    """Three workers of 54 units have 18 each, also where these are cut in 12 tiles."""
+    length = unit(size, workers, LIMITS)
+    divisors = [parts for parts in range(1, workers + 1) if workers % parts == 0]
+    for parts in divisors:
+        for finer in (2, 4):
+            assert set(split(size, parts, length)) <= set(split(size, parts * finer, length))
+
+
 def test_free_labels_are_cut_in_parts_of_one_length():
     for size in (730, 1461, 4000, 100_000, 320_017):
         for workers in (2, 3, 4, 6, 12, 64):

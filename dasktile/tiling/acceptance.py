@@ -18,9 +18,6 @@ def objection(
         return ""
     old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
     rules = planner.settings.acceptance
-    if new >= old * rules.max_cost_ratio and after.price.bytes <= before.price.bytes:
-        # only where it costs no bytes: the worker that receives most then receives fewer
-        old += max(0.0, before.by_worker().price.excess - after.by_worker().price.excess)
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
     if moves_too_much(before.price, after.price, rules):

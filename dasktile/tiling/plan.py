@@ -64,11 +64,6 @@ class Price:
         """Bytes that the worker receives which receives most; an even share where unknown."""
         return max(self.by_worker, default=self.bytes / max(1, len(self.loads)))
 
-    @property
-    def excess(self) -> float:
-        """Bytes that this worker receives beyond an even share."""
-        return self.busiest - self.bytes / max(1, len(self.loads))
-
     def received(self, index: int) -> int:
         """Bytes that workers receive for a node, those for its final chunks included."""
         return self.moved[index] + (self.handed[index] if self.handed else 0)

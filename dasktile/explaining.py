@@ -21,12 +21,16 @@ from dasktile.ir import Chunks, Program
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
 from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
-from dasktile.prediction import sound
-from dasktile.prediction import tasks_of_input as tasks_that_run
+from dasktile.prediction import sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
-from dasktile.run_seconds import function_work, measured_seconds, tasks_of_input, tasks_of_plan
+from dasktile.run_seconds import (
+    function_work,
+    least_tasks_of_input,
+    measured_seconds,
+    tasks_of_plan,
+)
 from dasktile.schedule.placement import placements_of
 
 #: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
@@ -88,7 +92,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
             chosen.planned.plan,
             function_work(request, chosen.planned),
             (chosen.before, chosen.after),
-            (partial(tasks_of_input, request), partial(tasks_of_plan, request, chosen)),
+            (partial(least_tasks_of_input, request), partial(tasks_of_plan, request, chosen)),
         ),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
@@ -110,7 +114,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         explanation = replace(explanation, joined=0)
     if chosen.before is None and chosen.after is not None and is_predictable(request):
         # the number of tasks does not depend on the sizes that are unknown
-        count = tasks_that_run(request.graph, wanted_keys_of(request, wanted_blocks(request)))
+        count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))
         explanation = replace(explanation, run_tasks_before=count)
     if explanation.in_memory and explanation.changed and request.machine.placed:
         received = _received_by_input(request, chosen, explanation.bytes_predicted)
@@ -194,7 +198,7 @@ def _explained_again(
             returned.plan,
             returned.work,
             (before, after),
-            (lambda: None, partial(tasks_of_input, request)),
+            (lambda: None, partial(least_tasks_of_input, request)),
         ),
         runs=(before, after),
         room=choice.room(request, returned.plan),

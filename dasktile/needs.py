@@ -39,6 +39,11 @@ class Needs:
     ranges: tuple[Ranges, ...] | None = None
     is_whole: bool | None = None
 
+    def share(self, name: str) -> float:
+        """The share of the blocks of an array that is needed."""
+        needed = self.needed.get(name, self.wanted.get(name))
+        return 1.0 if needed is None else float(needed.mean())
+
 
 def needs_of(request: Request, captured: Captured) -> Needs:
     """What a request needs of a captured program.

@@ -139,8 +139,7 @@ def bytes_made(planned: PlannedRequest) -> int:
     made = 0.0
     for node in planned.captured.program.nodes:
         if takes_time(node):
-            needed = planned.needs.needed.get(node.name, planned.needs.wanted.get(node.name))
-            made += node.nbytes * (1 if needed is None else float(needed.mean()))
+            made += node.nbytes * planned.needs.share(node.name)
     return int(made)
 
 

@@ -69,8 +69,7 @@ def function_work(request: Request, planned: PlannedRequest) -> tuple[NodeWork, 
     for index, node in enumerate(program.nodes):
         if not takes_time(node):
             continue
-        needed = planned.needs.needed.get(node.name, planned.needs.wanted.get(node.name))
-        share = 1.0 if needed is None else float(needed.mean())
+        share = planned.needs.share(node.name)
         own = [label.cuts for label in node.labels]
         cuts = own if tiled is None else tiled.tilings[index].cuts
         blocks = math.prod(map(len, own)), math.prod(map(len, cuts))
@@ -170,7 +169,7 @@ def function_seconds(
     return seconds
 
 
-def tasks_of_input(request: Request) -> int:
+def least_tasks_of_input(request: Request) -> int:
     """The number of tasks of Dask's own graph: at least those that run, or of very many, all."""
     told = least_run_of(request.graph, request.names, request.keys).up_to(MOST_TOLD)
     return told if told <= MOST_TOLD else count_tasks(request.graph, request.names)

@@ -33,7 +33,8 @@ def received_by_worker(costs: Costs, states: Sequence[int]) -> Floats:
     total = np.zeros(costs.space.mesh.workers)
     for index, variable in enumerate(costs.space.variables):
         if own := float(costs.own[index][states[index]]):
-            total += own * _shares(_held(variable, states[index]))
+            held = _held(variable, states[index])
+            total += own * _shares(held.volume().reshape(-1))
     #: Nodes that are cut alike share their tables.
     known: dict[tuple[int, int, int], Floats] = {}
     for (source, index), table in costs.between.items():
@@ -57,14 +58,6 @@ def _shares(elements: Floats) -> Floats:
     return elements / whole if whole > 0 else np.full(len(elements), 1 / len(elements))
 
 
-def _held(variable: Variable, state: int) -> Floats:
-    """Elements of the result that each worker holds."""
-    blocks = state - len(variable.options) + len(variable.followed)
-    if blocks >= 0:
-        return variable.followed[blocks].held.volume()
-    return take(variable.held, np.array([state])).volume()[0]
-
-
 def _lacked(
     source: Variable, row: int, reader: Variable, column: int, reads: Sequence[int]
 ) -> Floats:
@@ -79,7 +72,7 @@ def _lacked(
     reads
         Positions of the edges that read it.
     """
-    held = _of_candidate(source, row)
+    held = _held(source, row)
     total = np.zeros(source.held.active.shape[1])
     follows = column - len(reader.options) + len(reader.followed)
     for position in reads:
@@ -94,7 +87,7 @@ def _lacked(
     return np.maximum(total, 0.0)
 
 
-def _of_candidate(variable: Variable, state: int) -> Boxes | Blocks:
+def _held(variable: Variable, state: int) -> Boxes | Blocks:
     """What each worker holds of an array, in its first sharding."""
     blocks = state - len(variable.options) + len(variable.followed)
     if blocks >= 0:

@@ -38,7 +38,8 @@ from dasktile.ir import (
 )
 from dasktile.lower.anchored import anchor_tasks
 from dasktile.lower.emit import LoweringContext, emit, home_position, work_at
-from dasktile.lower.fuse import Fused, fuse
+from dasktile.lower.fuse import fuse
+from dasktile.lower.fused_graph import Fused
 from dasktile.lower.kernels import assignments, blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of

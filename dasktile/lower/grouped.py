@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from dasktile._compat.flox import FloxNames, flox_names
-from dasktile.capture.rules.groups import MOMENTS, step_call
+from dasktile.capture.rules.group_trees import step_call
+from dasktile.capture.rules.groups import MOMENTS
 from dasktile.capture.rules.trees import unwrap
 from dasktile.lower.known import KnownResult
 

@@ -32,7 +32,7 @@ from dasktile.ir import (
 )
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
-from dasktile.lower.fuse import FuseLimits
+from dasktile.lower.fusible import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
 from dasktile.lower.reshard import Windows, block_windows, lengths, normal
 from dasktile.lower.settings import DEFAULTS, LowerSettings

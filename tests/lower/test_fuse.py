@@ -18,7 +18,8 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 import dasktile
 from dasktile._compat.dask import fused_tasks, run_fused
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.fuse import FuseLimits, fuse
+from dasktile.lower.fuse import fuse
+from dasktile.lower.fusible import FuseLimits
 from tests.support import plan_for_workers
 
 

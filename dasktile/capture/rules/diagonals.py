@@ -12,7 +12,8 @@ from dask.utils import key_split
 from dasktile._compat.dask import Task
 from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation, Recogniser
 from dasktile.capture.rules.blockwise import free_labels, identity
-from dasktile.capture.rules.provenance import INTEGERS, Trace
+from dasktile.capture.rules.positions import INTEGERS
+from dasktile.capture.rules.provenance import Trace
 from dasktile.capture.rules.reshapes import PerTile
 from dasktile.ir import AxisMap, Kind, bounds
 

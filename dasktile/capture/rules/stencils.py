@@ -28,7 +28,8 @@ from dasktile.capture.declarations import CONTRADICTED, contradicts
 from dasktile.capture.filters import depths_of
 from dasktile.capture.references import Key
 from dasktile.capture.rules.gradients import Coordinates, Gradient, read_gradient
-from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
+from dasktile.capture.rules.positions import NotTraceable, TracedBlock
+from dasktile.capture.rules.provenance import Trace
 from dasktile.capture.tracing import obstacle, traced_depths
 from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds

@@ -28,10 +28,9 @@ from dasktile.capture.base import (
     Rechunked,
     Recogniser,
 )
-from dasktile.capture.rules.provenance import (
+from dasktile.capture.rules.positions import (
     NotTraceable,
     Positions,
-    Trace,
     TracedBlock,
     UnknownFunction,
     is_transposition,
@@ -39,6 +38,7 @@ from dasktile.capture.rules.provenance import (
     move_of,
     same_positions,
 )
+from dasktile.capture.rules.provenance import Trace
 from dasktile.capture.rules.reshapes import coarsen, repeat, reshape
 from dasktile.capture.rules.stencils import sliding, stencil
 from dasktile.capture.settings import SETTINGS

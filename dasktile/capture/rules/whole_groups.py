@@ -28,7 +28,8 @@ from dasktile.capture.base import (
     added_axes,
 )
 from dasktile.capture.rules.blockwise import Map
-from dasktile.capture.rules.groups import extracting, is_same, known_blocks, read_inputs
+from dasktile.capture.rules.group_trees import extracting, known_blocks, read_inputs
+from dasktile.capture.rules.groups import is_same
 from dasktile.capture.rules.trees import Call, unwrap
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.steps import group_by_title

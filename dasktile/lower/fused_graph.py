@@ -1,0 +1,253 @@
+"""Writing a graph in which every group of tasks is one task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from dasktile._compat.dask import Alias, Task, fuse_tasks, run_fused
+from dasktile.capture.references import head_of
+from dasktile.lower.anchored import Anchored
+from dasktile.lower.fusible import FusibleTasks
+from dasktile.lower.layers import in_place_of
+from dasktile.lower.names import part_layer_name
+from dasktile.lower.run_order import live_bytes, run_order
+from dasktile.lower.working import LightTasks, working_bytes
+from dasktile.schedule.placement import MARK
+
+#: Of the tasks of a group, what each of them reads in it, and the sizes of their results.
+_Form = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A graph with fused tasks.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    working
+        By key of a fused task, bytes that it holds while it runs, besides its inputs and its
+        result.
+    """
+
+    graph: HighLevelGraph
+    working: Mapping[Any, int] = field(default_factory=dict)
+
+
+def fused_graph(fusible: FusibleTasks, groups: dict[int, list[int]]) -> Fused:
+    """The graph with one task for each group.
+
+    Parameters
+    ----------
+    fusible
+        The tasks.
+    groups
+        The tasks of every group, by its last, in an order in which they can run.
+    """
+    return _Writer(fusible, groups).graph()
+
+
+class _Writer:
+    """Writes the layers of a graph with fused tasks; arguments as for `fused_graph`."""
+
+    def __init__(self, fusible: FusibleTasks, groups: dict[int, list[int]]) -> None:
+        self.fusible = fusible
+        self.groups = groups
+        self.light = LightTasks()
+
+    def graph(self) -> Fused:
+        """The graph with one task for each group."""
+        fusible = self.fusible
+        groups = self.groups
+        self._rename(groups)
+        layers = dict(fusible.layers)
+        reads = {name: set(names) for name, names in fusible.dependencies.items()}
+        orders: dict[_Form, list[int]] = {}
+        fused = {
+            last: self._in_order(numbers, orders)
+            for last, numbers in groups.items()
+            if len(numbers) > 1
+        }
+        changed = {fusible.layer[number] for numbers in fused.values() for number in numbers}
+        changed |= fusible.culled
+        for name in sorted(changed, key=str):
+            layer = fusible.layers[name]
+            tasks = {}
+            for key, task in fusible.tasks_of_layer[name].items():
+                number = fusible.number[key]
+                if number in groups:
+                    tasks[key] = self._fused_task(fused[number]) if number in fused else task
+            layers[name] = MaterializedLayer(
+                tasks, collection_annotations=layer.collection_annotations
+            )
+        working = {fusible.keys[last]: self._working(numbers) for last, numbers in fused.items()}
+        reads = self._dependencies(layers, reads, changed)
+        # where graphs are merged, layers of the same name must have the same keys
+        parts = {}
+        for name in sorted(changed & layers.keys(), key=str):
+            if len(layers[name]) < len(fusible.layers[name]):
+                if fusible.dependencies[name]:
+                    parts[name] = part_layer_name(name, layers[name])
+                else:
+                    layers[name] = fusible.layers[name]
+        return Fused(_with_names(layers, reads, parts), working)
+
+    def _in_order(self, numbers: Sequence[int], orders: dict[_Form, list[int]]) -> list[int]:
+        """The tasks of a group, in an order in which they need little memory.
+
+        `orders` are those of other groups, many of which have the same form.
+        """
+        fusible = self.fusible
+        place = {number: at for at, number in enumerate(numbers)}
+        form = (
+            tuple(
+                tuple([place[read] for read in fusible.reads[number] if read in place])
+                for number in numbers
+            ),
+            tuple([fusible.sizes[number] for number in numbers]),
+        )
+        if form not in orders:
+            orders[form] = run_order(*form, [0] * len(numbers), kept=[len(numbers) - 1])
+        return [numbers[at] for at in orders[form]]
+
+    def _working(self, numbers: Sequence[int]) -> int:
+        """Bytes of the results of a group that are in memory at the same time, but for the last."""
+        fusible = self.fusible
+        live = live_bytes(
+            numbers,
+            fusible.reads.__getitem__,
+            fusible.sizes.__getitem__,
+            returned=numbers[-1:],
+            working=self._working_alone,
+        )
+        return live - fusible.sizes[numbers[-1]]
+
+    def _working_alone(self, number: int) -> int:
+        """Bytes that one task holds while it runs, besides its inputs and its result."""
+        fusible = self.fusible
+        if self.light.has(fusible.tasks[number]):
+            return 0
+        inputs = {fusible.keys[read]: fusible.sizes[read] for read in fusible.reads[number]}
+        return working_bytes(fusible.tasks[number], inputs, fusible.sizes[number], self._value)
+
+    def _value(self, key: Any) -> Any:
+        """The value of a key that is data of the graph; None for other keys."""
+        task = self.fusible.layers.get(str(head_of(key)), {}).get(key)
+        return getattr(task, "value", task)
+
+    def _rename(self, groups: dict[int, list[int]]) -> None:
+        """Add an alias whose name gives no home to the group that it is the only reader of.
+
+        It is a block of an array that keeps its name.  Dask would give the group the key of the
+        alias, and the key of its last task, whose name gives its home, would be lost.
+        """
+        fusible = self.fusible
+        for number in fusible.order:
+            if type(fusible.tasks[number]) is not Alias or number not in fusible.fixed:
+                continue
+            if MARK in str(head_of(fusible.keys[number])):
+                continue
+            [target] = fusible.reads[number]
+            renamed = target in groups and target not in fusible.fixed
+            if not renamed or not isinstance(fusible.tasks[target], Task):
+                continue
+            if fusible.readers[target] == [number]:
+                groups[number] = [*groups.pop(target), number]
+
+    def _fused_task(self, numbers: Sequence[int]) -> Task:
+        """A task that runs several, with the key of the last.
+
+        It is what ``Task.fuse`` makes, with another function.  Tasks of Dask's own function
+        are rewritten by ``dask.array.optimization.optimize``, which merges a slice with a
+        slice of it as if the first had no other reader (checked with dask 2026.7.1 and
+        2026.8.0).  A fused task that also reads tiles is no root task to distributed.
+        """
+        fusible = self.fusible
+        fused: Any = fuse_tasks(*(fusible.tasks[number] for number in numbers))
+        is_root = fused.data_producer and all(
+            fusible.free[fusible.number[read]] for read in fused.dependencies
+        )
+        kind = Anchored if self._is_read_elsewhere(numbers) else Task
+        return kind(fused.key, run_fused, *fused.args, _data_producer=is_root)
+
+    def _is_read_elsewhere(self, numbers: Sequence[int]) -> bool:
+        """Whether a group's result is read on another worker, and smaller than its inputs.
+
+        If Dask fused such a group with its reader, the inputs would be sent there, not the result.
+        """
+        fusible = self.fusible
+        inside, last = set(numbers), numbers[-1]
+        home = fusible.homes[last]
+        readers = fusible.readers[last]
+        if not readers:
+            # a reader of another layer may be anywhere
+            return last in fusible.fixed and fusible.layer[last] not in fusible.outputs
+        if home is None or all(fusible.homes[reader] in (None, home) for reader in readers):
+            return False
+        inputs = {read for number in numbers for read in fusible.reads[number]} - inside
+        return fusible.bytes(inputs) > fusible.sizes[last]
+
+    def _dependencies(
+        self, layers: dict[str, Layer], reads: dict[str, set[str]], changed: Iterable[str]
+    ) -> dict[str, set[str]]:
+        """The layers that each layer reads after fusion; layers without tasks are dropped."""
+        changed = set(changed)
+        other_layers: dict[Any, str] | None = None
+        for name in changed:
+            read_layers = {name}
+            for task in layers[name].values():
+                for read in task.dependencies:
+                    layer = self._layer_of(read)
+                    if layer is None:
+                        if other_layers is None:
+                            other_layers = self._other_layers()
+                        layer = other_layers.get(read, name)
+                    read_layers.add(layer)
+            reads[name] = read_layers - {name}
+        for name in [name for name in changed if not layers[name]]:
+            del layers[name], reads[name]
+        return {
+            name: {other for other in names if other in layers} for name, names in reads.items()
+        }
+
+    def _layer_of(self, key: Any) -> str | None:
+        """The layer of a key by its task, or by its name; None if that is not known."""
+        fusible = self.fusible
+        number = fusible.number.get(key, len(fusible.tasks))
+        if number < len(fusible.tasks):
+            return fusible.layer[number]
+        name = str(head_of(key))
+        return name if name in fusible.layers else None
+
+    def _other_layers(self) -> dict[Any, str]:
+        """The layer of each key of the layers that are not fusible."""
+        fusible = set(self.fusible.fusible_layers)
+        return {
+            key: name
+            for name, layer in self.fusible.layers.items()
+            if name not in fusible
+            for key in layer.get_output_keys()
+        }
+
+
+def _with_names(
+    layers: Mapping[str, Layer], dependencies: Mapping[str, set[str]], names: Mapping[str, str]
+) -> HighLevelGraph:
+    """A graph of layers, some of which get other names."""
+    named: dict[str, Layer] = {}
+    for name, layer in layers.items():
+        if isinstance(layer, Blockwise) and not dependencies[name].isdisjoint(names):
+            # it names the layers that it reads
+            layer = in_place_of(layer, dict(layer))
+        named[names.get(name, name)] = layer
+    reads = {
+        names.get(name, name): {names.get(other, other) for other in others}
+        for name, others in dependencies.items()
+    }
+    return HighLevelGraph(named, reads)

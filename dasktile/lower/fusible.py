@@ -1,0 +1,237 @@
+"""The tasks that may be fused, by number: what they read, where they run, and their sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+from dasktile._compat.dask import Alias
+from dasktile.capture.culling import needed_reads
+from dasktile.capture.references import head_of, tasks_of
+from dasktile.lower.anchored import Anchored
+from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.lower.tasks import with_key
+from dasktile.schedule.placement import decode, token
+
+
+@dataclass(frozen=True, slots=True)
+class FuseLimits:
+    """What may be fused.
+
+    Parameters
+    ----------
+    light
+        Names of layers of light tasks: reads of stored arrays, and elementwise functions of
+        one tile whose result is no smaller.
+    free
+        Names of layers that are on every worker: the array-likes that are read.
+    size
+        Bytes of one result, by the last part of its layer's name.
+    work
+        Bytes of all results that one fused task may make.
+    inputs
+        Bytes that a fused task may read, if they are more than any of its tasks reads.
+    threads
+        Tasks that a worker runs at once.
+    chained
+        Names of layers of the input graph.  As Dask does, a task of them is fused only with a
+        task that is its only reader and reads nothing else, and only if the size of that
+        task's result is known.
+    unknown
+        Names of layers whose tasks call functions of which it is unknown how long they take.
+    settings
+        Numbers of the policy.
+    """
+
+    light: Collection[str]
+    free: Collection[str]
+    size: Mapping[str, int]
+    work: int
+    inputs: int
+    threads: int = 1
+    chained: Collection[str] = ()
+    unknown: Collection[str] = ()
+    settings: LowerSettings = DEFAULTS
+
+
+@dataclass
+class FusibleTasks:
+    """The tasks of layers whose tasks may be fused, by number.
+
+    Results that these tasks read and other layers make have the numbers after theirs, in any order:
+    nothing depends on which of them is first.
+
+    Parameters
+    ----------
+    layers, dependencies, outputs, limits, only_needed
+        As for :func:`~dasktile.lower.fuse.fuse`.
+    fusible_layers
+        Names of the layers whose tasks may be fused.
+    """
+
+    layers: Mapping[str, Layer]
+    dependencies: Mapping[str, set[str]]
+    fusible_layers: list[str]
+    outputs: Collection[str]
+    limits: FuseLimits
+    only_needed: bool = False
+    keys: list[Any] = field(default_factory=list)
+    number: dict[Any, int] = field(default_factory=dict)
+    tasks: list[Any] = field(default_factory=list)
+    #: The layer of each task; some keys do not start with the name of their layer.
+    layer: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        #: By the name of a fusible layer, its tasks: a look-up in a layer calls functions of it.
+        self.tasks_of_layer = {name: tasks_of(self.layers[name]) for name in self.fusible_layers}
+        #: Layers without the tasks that are not needed.
+        self.culled = self._cull() if self.only_needed else set[str]()
+        for name, tasks in self.tasks_of_layer.items():
+            for key, task in tasks.items():
+                self.number[key] = len(self.keys)
+                self.keys.append(key)
+                self.tasks.append(with_key(task, key))
+                self.layer.append(name)
+        #: What each task reads.
+        self.reads: list[list[int]] = []
+        for task in self.tasks:
+            reads = []
+            for key in task.dependencies:
+                read = self.number.get(key)
+                if read is None:
+                    read = self.number[key] = len(self.keys)
+                    self.keys.append(key)
+                reads.append(read)
+            self.reads.append(sorted(reads))
+        self.readers: list[list[int]] = [[] for _ in self.keys]
+        for number, reads in enumerate(self.reads):
+            for read in reads:
+                self.readers[read].append(number)
+        names = [str(head_of(key)) for key in self.keys]
+        #: Tasks whose keys stay in the graph: outputs, and what other layers read.
+        self.fixed = self._fixed()
+        #: Bytes of every result, 0 if that is unknown.
+        size = {name: self.limits.size.get(name.rpartition("-")[2], 0) for name in set(names)}
+        self.sizes = [size[name] for name in names]
+        #: For every result, whether it is on every worker.
+        self.free = [name in self.limits.free for name in names]
+        #: An identifier of the home worker of every result; None for those without a home.
+        self.homes = self._placed_homes(names)
+        self.order = self._readers_first()
+        for number in self.order:
+            # tasks without inputs, or with inputs of their own, run where their readers are
+            if self.homes[number] is None and self._needs_no_other(number):
+                there = {self.homes[reader] for reader in self.readers[number]}
+                if len(there) == 1:
+                    self.homes[number] = there.pop()
+        #: Number of tasks by layer and home.
+        self.counts: Counter[tuple[str, Hashable]] = Counter()
+        for number in reversed(self.order):
+            if self.homes[number] is None and isinstance(self.tasks[number], (Anchored, Alias)):
+                # slices run where their tile is, and an alias is what it stands for
+                tiles = self.moved(number)
+                if len(tiles) == 1:
+                    self.homes[number] = self.homes[tiles[0]]
+            self.counts[self.layer[number], self.homes[number]] += 1
+        #: For every task, whether it reads a result that may be on another worker.
+        self.remote = [
+            any(not self.free[read] and self.homes[read] != home for read in reads)
+            for home, reads in zip(self.homes, self.reads, strict=False)
+        ]
+        #: For every task, the bytes that it reads, but for those that are on every worker.
+        self.inputs = list(map(self.bytes, self.reads))
+
+    def _cull(self) -> set[str]:
+        """Leave out the tasks that are not needed; the names of the layers that have some."""
+        wanted = self._fixed_layers()
+        keys = [key for name in wanted for key in self.tasks_of_layer[name]]
+        others = [name for name in self.outputs if name not in wanted and name in self.layers]
+        keys += [key for name in others for key in self.layers[name].get_output_keys()]
+        graph = HighLevelGraph(self.layers, self.dependencies)
+        culled = set()
+        for name, reads, _ in needed_reads(graph, keys):
+            tasks = self.tasks_of_layer.get(name, {})
+            if len(reads) < len(tasks):
+                self.tasks_of_layer[name] = {key: tasks[key] for key in tasks if key in reads}
+                culled.add(name)
+        return culled
+
+    def _needs_no_other(self, number: int) -> bool:
+        """Whether a task reads nothing, or only what it alone reads and what needs no inputs.
+
+        What is on every worker does not count.
+        """
+        reads = self.moved(number)
+        if isinstance(self.tasks[number], Anchored):
+            return not reads
+        return all(
+            read < len(self.tasks) and not self.moved(read) and len(self.readers[read]) == 1
+            for read in reads
+        )
+
+    def moved(self, number: int) -> list[int]:
+        """What a task reads that is not on every worker."""
+        return [read for read in self.reads[number] if not self.free[read]]
+
+    def _fixed(self) -> set[int]:
+        layers = self._fixed_layers()
+        return {self.number[key] for name in layers for key in self.tasks_of_layer[name]}
+
+    def _fixed_layers(self) -> set[str]:
+        """Layers of which all keys stay: outputs, and those that other layers read."""
+        fusible = set(self.fusible_layers)
+        layers = {name for name in self.fusible_layers if name in self.outputs}
+        for name in self.layers:
+            if name not in fusible:
+                layers |= self.dependencies[name] & fusible
+        return layers
+
+    def _placed_homes(self, names: Sequence[str]) -> list[Hashable]:
+        """The home workers that the names of keys give."""
+        placements = {name: decode(name) for name in set(names)}
+        tokens = {
+            placement.follow.token
+            for placement in placements.values()
+            if placement is not None and placement.follow is not None
+        }
+        reads = {name for layer in self.fusible_layers for name in self.dependencies[layer]}
+        # for persisted arrays that other layers follow, the token of their name
+        followed = {name: token(name) for name in reads if token(name) in tokens}
+        homes: list[Hashable] = []
+        for key, name in zip(self.keys, names, strict=True):
+            placement = placements[name]
+            if name in followed:
+                homes.append((followed[name], key[1:]))
+            elif placement is None or type(key) is not tuple:
+                homes.append(None)
+            elif placement.follow is not None:
+                block = placement.followed(key[1:])
+                homes.append(None if block is None else (placement.follow.token, block))
+            else:
+                position = placement.position_of(key[1:])
+                homes.append(None if position is None else (placement.mesh, position))
+        return homes
+
+    def _readers_first(self) -> list[int]:
+        """All tasks, each after its readers, in an order that does not depend on the keys."""
+        count = len(self.tasks)
+        waiting = list(map(len, self.readers[:count]))
+        ready = [number for number, after in enumerate(waiting) if not after]
+        order = []
+        while ready:
+            number = ready.pop()
+            order.append(number)
+            for read in self.reads[number]:
+                if read < count:
+                    waiting[read] -= 1
+                    if not waiting[read]:
+                        ready.append(read)
+        return order
+
+    def bytes(self, results: Iterable[int]) -> int:
+        """Bytes of some results, but for those that are on every worker."""
+        return sum([self.sizes[number] for number in results if not self.free[number]])

@@ -645,9 +645,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"cupy", "numpy"},
     ),
     "testing.emulated": (
-        {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.host"},
+        {
+            "_compat.distributed",
+            "runtime.tiers.base",
+            "runtime.tiers.host",
+            "testing.emulated_array",
+        },
         {"dask", "numpy"},
     ),
+    "testing.emulated_array": (set(), {"numpy"}),
     "runtime.worker.copies": (
         {
             "_compat.distributed",

@@ -14,14 +14,12 @@ Examples
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -30,59 +28,18 @@ from dask.array.chunk_types import register_chunk_type
 from dask.array.dispatch import numel_lookup, to_numpy_dispatch
 from dask.base import normalize_token
 from dask.sizeof import sizeof
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from dasktile._compat.distributed import checks, serialization
 from dasktile.runtime.tiers.base import Device, Tier
 from dasktile.runtime.tiers.host import Host
-
-Array = np.ndarray[Any, Any]
+from dasktile.testing.emulated_array import Allocation, Array, EmulatedArray
 
 #: Bytes of the device of a process where no other was set by :func:`use`.
 CAPACITY = 1 << 30
 
-#: Every byte of freed memory: makes NaN of floats, -1 of signed integers.
-POISON = 0xFF
-
-_METHODS = """
-all any argmax argmin argsort astype choose clip compress conj conjugate copy cumprod cumsum
-diagonal dot fill flatten max mean min nonzero prod put ravel repeat reshape round searchsorted
-sort squeeze std sum swapaxes take trace transpose var view
-"""
-#: Methods of arrays that arrays of the device have too.
-METHODS = frozenset(_METHODS.split())
-
-#: Functions that also accept arrays of the host, such as indices.
-MIXED = frozenset(
-    [
-        *(np.array, np.asarray, np.asanyarray, np.ascontiguousarray, np.asfortranarray),
-        *(np.take, np.delete, np.percentile, np.quantile, np.histogram, np.digitize),
-        np.searchsorted,
-    ]
-)
-
 
 class DeviceFullError(MemoryError):
     """There is not enough free memory on the device."""
-
-
-class _Allocation:
-    """Memory of the device; freed with the last array that is a view of it."""
-
-    __slots__ = ("address", "buffer", "device", "number")
-
-    def __init__(self, device: EmulatedDevice, buffer: Array, number: int) -> None:
-        self.device = device
-        self.buffer = buffer
-        self.address = buffer.ctypes.data
-        self.number = number
-
-    def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        ctypes.memset(self.address, POISON, self.buffer.nbytes)
-        # without the lock: the thread that runs this may hold it
-        self.device._freed.append(self.buffer.nbytes)
 
 
 class _Lane:
@@ -127,7 +84,7 @@ class EmulatedDevice(Device):
         self._sleep = sleep
         self._make_room: Callable[[int], bool] | None = None
         self._lock = threading.Lock()
-        self._freed: deque[int] = deque()
+        self.freed: deque[int] = deque()
         self._used = self._peak = 0
         self._numbers = itertools.count()
         self._up = _Lane()
@@ -177,7 +134,7 @@ class EmulatedDevice(Device):
     def memory_of(self, value: Any) -> tuple[Hashable, int] | None:
         if not isinstance(value, EmulatedArray):
             return None
-        return value._allocation.number, value._allocation.buffer.nbytes
+        return value.allocation.number, value.allocation.buffer.nbytes
 
     def host(self, limit: int) -> Tier:
         if current() is not self:
@@ -214,8 +171,17 @@ class EmulatedDevice(Device):
         try:
             return self._own(self._copy(host, self._up))
         except BaseException:
-            self._freed.append(host.nbytes)
+            self.freed.append(host.nbytes)
             raise
+
+    def copy_to_host(self, array: Array) -> Array:
+        """A copy of an array's memory, in the same order."""
+        return self._copy(array, self._down)
+
+    @property
+    def loader(self) -> Callable[[Any], EmulatedArray]:
+        """Copies an array to the device of the process that unpickles it."""
+        return to_device
 
     def wrap(self, result: Any, sources: Iterable[EmulatedArray], private: bool) -> Any:
         """The result of a NumPy function of arrays of the device, as arrays of the device.
@@ -240,8 +206,8 @@ class EmulatedDevice(Device):
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         for source in sources:
-            if source._allocation.buffer is owner and array.size:
-                return EmulatedArray(array, source._allocation)
+            if source.allocation.buffer is owner and array.size:
+                return EmulatedArray(array, source.allocation)
         _check(array.dtype)
         self._reserve(array.nbytes)
         if not private:
@@ -254,7 +220,7 @@ class EmulatedDevice(Device):
         buffer = array
         while isinstance(buffer.base, np.ndarray):
             buffer = buffer.base
-        return EmulatedArray(array, _Allocation(self, buffer, next(self._numbers)))
+        return EmulatedArray(array, Allocation(self, buffer, next(self._numbers)))
 
     def _reserve(self, size: int) -> None:
         while True:
@@ -270,8 +236,8 @@ class EmulatedDevice(Device):
                 )
 
     def _counted(self) -> int:
-        while self._freed:
-            self._used -= self._freed.popleft()
+        while self.freed:
+            self._used -= self.freed.popleft()
         return self._used
 
     def _copy(self, array: Array, lane: _Lane) -> Array:
@@ -286,189 +252,9 @@ class EmulatedDevice(Device):
             return copied
 
 
-class EmulatedArray(NDArrayOperatorsMixin):
-    """An array of the device, made by :meth:`EmulatedDevice.asarray` or from other arrays.
-
-    It behaves as a NumPy array whose results are on the device, as those of CuPy: scalars are
-    arrays without dimensions, and arrays of the host must be copied to the device first.
-    """
-
-    __slots__ = ("_allocation", "_data")
-
-    #: As CuPy's: Dask then concatenates by the function for this type.
-    __array_priority__ = 100
-
-    def __init__(self, data: Array, allocation: _Allocation) -> None:
-        self._data = data
-        self._allocation = allocation
-
-    @property
-    def device(self) -> EmulatedDevice:
-        """The device whose memory it is in."""
-        return self._allocation.device
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._data.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._data.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self._data.ndim
-
-    @property
-    def size(self) -> int:
-        return self._data.size
-
-    @property
-    def itemsize(self) -> int:
-        return self._data.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self._data.nbytes
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self._data.strides
-
-    @property
-    def flags(self) -> Any:
-        return self._data.flags
-
-    @property
-    def T(self) -> EmulatedArray:  # noqa: N802
-        return self._wrap(self._data.T)
-
-    @property
-    def real(self) -> EmulatedArray:
-        return self._wrap(self._data.real)
-
-    @property
-    def imag(self) -> EmulatedArray:
-        return self._wrap(self._data.imag)
-
-    def get(self) -> Array:
-        """A copy on the host, in the same order."""
-        return self.device._copy(self._data, self.device._down)
-
-    def item(self) -> Any:
-        return self.get().item()
-
-    def tolist(self) -> Any:
-        return self.get().tolist()
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("an array of the device is not converted to NumPy implicitly; use .get()")
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        for value in inputs:
-            if isinstance(value, np.ndarray):
-                _require_scalar(value)
-            elif not isinstance(value, (EmulatedArray, np.generic, int, float, complex)):
-                return NotImplemented
-        sources: list[EmulatedArray] = []
-        out = kwargs.get("out", ())
-        result = getattr(ufunc, method)(*_unwrapped(inputs, sources), **_unwrapped(kwargs, sources))
-        if out:
-            return out[0] if len(out) == 1 else out
-        return self.device.wrap(result, sources, True)
-
-    def __array_function__(
-        self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
-    ) -> Any:
-        if not all(issubclass(kind, (EmulatedArray, np.ndarray)) for kind in types):
-            return NotImplemented
-        sources: list[EmulatedArray] = []
-        hosts: list[Array] = []
-        result = func(*_unwrapped(args, sources, hosts), **_unwrapped(kwargs, sources, hosts))
-        if hosts and func not in MIXED:
-            _require_scalar(hosts[0])
-        return self.device.wrap(result, sources, not hosts)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in METHODS:
-            raise AttributeError(f"an array of the device has no attribute {name!r}")
-        method = getattr(self._data, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            sources = [self]
-            result = method(*_unwrapped(args, sources), **_unwrapped(kwargs, sources))
-            return self.device.wrap(result, sources, True)
-
-        return call
-
-    def __getitem__(self, index: Any) -> EmulatedArray:
-        return self._wrap(self._data[_unwrapped(index, [])])
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(value, np.ndarray):
-            _require_scalar(value)
-        self._data[_unwrapped(index, [])] = _unwrapped(value, [])
-
-    def __iter__(self) -> Iterator[EmulatedArray]:
-        return (self[number] for number in range(len(self)))
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __bool__(self) -> bool:
-        return bool(self.get())
-
-    def __int__(self) -> int:
-        return int(self.get())
-
-    def __float__(self) -> float:
-        return float(self.get())
-
-    def __complex__(self) -> complex:
-        return complex(self.get())
-
-    def __index__(self) -> int:
-        return self.get().__index__()
-
-    def __repr__(self) -> str:
-        return f"EmulatedArray({self._data!r})"
-
-    def __reduce__(self) -> Any:
-        return to_device, (self.get(),)
-
-    def __deepcopy__(self, memo: Any) -> EmulatedArray:
-        return self._wrap(self._data.copy(order="K"))
-
-    def _wrap(self, result: Any) -> EmulatedArray:
-        array: EmulatedArray = self.device.wrap(result, [self], True)
-        return array
-
-
 def _check(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise TypeError(f"a device cannot hold objects, as of dtype {dtype}")
-
-
-def _require_scalar(host: Array) -> None:
-    """Raise an error for an array of the host that has dimensions."""
-    if host.ndim:
-        raise TypeError(
-            "an array of the host is not copied to the device implicitly; use device.asarray"
-        )
-
-
-def _unwrapped(value: Any, sources: list[EmulatedArray], hosts: list[Array] | None = None) -> Any:
-    """Replace arrays of the device, also in collections, by NumPy arrays; append each to a list."""
-    if isinstance(value, EmulatedArray):
-        sources.append(value)
-        return value._data
-    if isinstance(value, np.ndarray) and value.ndim and hosts is not None:
-        hosts.append(value)
-    if type(value) in (list, tuple):
-        return type(value)(_unwrapped(item, sources, hosts) for item in value)
-    if type(value) is dict:
-        return {key: _unwrapped(item, sources, hosts) for key, item in value.items()}
-    return value
 
 
 # The device of this process
@@ -521,7 +307,7 @@ def _sizeof(array: EmulatedArray) -> int:
 
 
 def _token(array: EmulatedArray) -> Any:
-    return "emulated", normalize_token(array._data)
+    return "emulated", normalize_token(array.elements)
 
 
 def _serialize(array: EmulatedArray) -> tuple[dict[str, Any], list[Any]]:

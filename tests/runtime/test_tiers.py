@@ -46,6 +46,7 @@ from dasktile.testing.emulated import (
     to_device,
     use,
 )
+from dasktile.testing.emulated_array import Allocation
 from tests import fake_cupy
 
 LIMIT = 30
@@ -822,7 +823,7 @@ def test_a_full_device_calls_back_for_memory(gpu: EmulatedDevice) -> None:
 def test_freed_memory_is_poisoned(gpu: EmulatedDevice) -> None:
     x = gpu.asarray(np.ones(10))
     whole = gpu.asarray(np.arange(10))
-    behind, numbers = x._data, whole._data
+    behind, numbers = x.elements, whole.elements
     del x
     assert np.isnan(behind).all()
     part = whole[3:5].reshape(2, 1).T
@@ -865,7 +866,7 @@ def test_copies_are_counted_and_take_time() -> None:
 def test_directions_overlap_and_copies_in_one_do_not() -> None:
     both = threading.Barrier(2)
     gpu = EmulatedDevice(CAPACITY, sleep=lambda seconds: both.wait(LIMIT), latency=1.0)
-    x = emulated.EmulatedArray(np.ones(5), emulated._Allocation(gpu, np.ones(5), 0))
+    x = emulated.EmulatedArray(np.ones(5), Allocation(gpu, np.ones(5), 0))
     up = threading.Thread(target=gpu.asarray, args=(BASE,))
     up.start()
     x.get()

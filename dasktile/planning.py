@@ -22,7 +22,9 @@ from dasktile.lower.writer import Lowered, lower
 from dasktile.needs import Needs, counts_unneeded, needed_program, needs_of, not_computed
 from dasktile.prediction import Prediction
 from dasktile.request import Request
+from dasktile.tiling.acceptance import moves_too_much
 from dasktile.tiling.memo import tile_again
+from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
@@ -95,6 +97,7 @@ def candidate(
     settings: Settings,
     is_worth_writing: Callable[[Candidate], bool] = lambda plan: True,
     other: PlannedRequest | None = None,
+    pinned: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Candidate | None:
     """A plan, and its graph if that had to be written to check the plan.
@@ -112,6 +115,8 @@ def candidate(
         Whether the graph of a plan is worth writing; None is returned if it is not.
     other
         Another plan of the same program, which needs the same blocks.
+    pinned
+        By name, why arrays of `captured` keep their chunks, if they were pinned after a first plan.
     options
         Those of `tile`.
 
@@ -124,7 +129,7 @@ def candidate(
     TooManyTasksError
         If a limit that the user gave makes too many tasks.
     """
-    pinned: dict[str, str] = {}
+    pinned = pinned or {}
     for _ in range(2):
         planned = plan_request(request, captured, settings, other, **options)
         planned = replace(planned, pinned=pinned)
@@ -148,7 +153,9 @@ def candidate(
             if "keep" in options or not request.machine.placed:
                 return unchanged(chosen, HANDED)
             options = {"keep": HANDED, "tables": options.get("tables")}
-            return candidate(request, captured, settings, is_worth_writing, other, **options)
+            return candidate(
+                request, captured, settings, is_worth_writing, other, pinned, **options
+            )
         lowered = lower_plan(request, planned)
         if handed is not None and _has_costly_tasks(request, planned.plan, lowered, handed):
             return unchanged(chosen, MANY_PIECES)
@@ -345,10 +352,12 @@ def handed_over(request: Request, planned: PlannedRequest) -> HandedOver:
 
 
 def _moves_more(request: Request, plan: TilingPlan, handed: HandedOver) -> bool:
-    """Whether a plan moves more bytes than an even input, with those for the final chunks."""
+    """Whether a plan moves too many bytes, with those for the final chunks."""
     (before, after), old, new = handed, plan.before, plan.after
-    more = new.bytes + sum(after.values()) > old.bytes + sum(before.values())
-    return more and old.balance <= request.machine.settings().acceptance.uneven
+    more = new.bytes + sum(after.values()) - old.bytes - sum(before.values())
+    settings = request.machine.settings()
+    objective = Objective(settings, request.machine.threads)
+    return moves_too_much(objective, old, new, settings.acceptance, more)
 
 
 def saved_bytes(plan: TilingPlan) -> int:

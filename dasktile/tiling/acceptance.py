@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dasktile.tiling.mesh_planner import Candidate, MeshPlanner
+from dasktile.tiling.objective import Objective
 from dasktile.tiling.plan import Price
 from dasktile.tiling.settings import Acceptance
 
@@ -20,7 +21,7 @@ def objection(
     rules = planner.settings.acceptance
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
-    if moves_too_much(before.price, after.price, rules):
+    if moves_too_much(planner.objective, before.price, after.price, rules):
         return _moves_more(before.price, after.price, planner.placed)
     return ""
 
@@ -55,9 +56,29 @@ def needs_less(before: Price, after: Price, limit: int | None) -> bool:
     return limit is not None and largest > limit and max(after.peak) < largest
 
 
-def moves_too_much(before: Price, after: Price, rules: Acceptance) -> bool:
-    """Whether a plan moves more bytes than the input's own chunks, which are even enough."""
-    return after.bytes > before.bytes and before.balance <= rules.uneven
+def moves_too_much(
+    objective: Objective, before: Price, after: Price, rules: Acceptance, more: int | None = None
+) -> bool:
+    """Whether a plan moves more bytes than the input's own chunks, which are even enough.
+
+    Where they are not, what it saves beside tasks must be worth the bytes: the time in which few
+    workers do most of the work, and what they read and spill.
+
+    Parameters
+    ----------
+    objective
+        What time costs.
+    before, after
+        The prices of the input's own chunks, and of the plan.
+    rules
+        When chunks are even enough.
+    more
+        Bytes that the plan moves beyond the input's; by default, those of the prices.
+    """
+    more = after.bytes - before.bytes if more is None else more
+    if more <= 0:
+        return False
+    return before.balance <= rules.uneven or more > objective.saved(before, after)
 
 
 def objection_with_bundles(planner: MeshPlanner, before: Candidate, after: Candidate) -> str:

@@ -94,6 +94,17 @@ class Objective:
         even = sum(price.loads) / max(len(price.loads), 1)
         return self.lost(busiest - even)
 
+    def saved(self, before: Price, after: Price) -> float:
+        """What a tiling costs less than another, its bytes between workers and tasks left out.
+
+        Parameters
+        ----------
+        before, after
+            The other's price, and its own.
+        """
+        storage = before.spilled + sum(before.read) - after.spilled - sum(after.read)
+        return storage + self._lost_by(before) - self._lost_by(after)
+
     def elapsed(self, price: Price, bundled: bool = False, slowdown: float = 1.0) -> float:
         """The time that a tiling takes, in bytes that one worker receives in that time.
 

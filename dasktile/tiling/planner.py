@@ -27,6 +27,7 @@ from dasktile.tiling.searches import (
     SearchResult,
     search,
     searches_all_orders,
+    where_blocks_are,
     with_fewer_tasks,
     with_fewer_workers,
     with_recomputation,
@@ -123,6 +124,10 @@ def tile(
     results = [on_all]
     if name == "auto" and workers <= MAX_WORKERS:
         results = _with_fewer_workers(unchanged, before, planner, on_all, chosen, force)
+    if name == "auto" and not force:
+        uneven = where_blocks_are(results[0], chosen, before.price)
+        if uneven is not None:
+            results.insert(0, uneven)
     candidates = [result.least for result in results]
     if name == "auto":
         candidates = _with_fewer_tasks(before, planner, results, chosen, force)
@@ -214,7 +219,7 @@ def _with_fewer_tasks(
     for result in results:
         least = result.least
         # a plan of fewer tasks moves no fewer bytes
-        if force or not moves_too_much(before.price, least.price, rules):
+        if force or not moves_too_much(planner.objective, before.price, least.price, rules):
             fewer = with_fewer_tasks(result, method)
             if fewer is not None:
                 candidates.append(fewer)

@@ -204,6 +204,33 @@ def with_fewer_tasks(result: SearchResult, method: Method) -> Candidate | None:
     return None
 
 
+def where_blocks_are(result: SearchResult, method: Method, before: Price) -> SearchResult | None:
+    """What is found if arrays are computed where persisted blocks are, however uneven that is.
+
+    None where that costs no less than what was found: few workers then have most of the work.
+
+    Parameters
+    ----------
+    result
+        What was found for tilings that divide the work evenly.
+    method
+        The method.
+    before
+        The price of the input's own chunks.
+    """
+    planner, settings = result.planner, result.planner.settings
+    has_homes = any(node.homes for node in planner.program.nodes)
+    if not has_homes or result.least.price.bytes <= before.bytes:
+        return None
+    anywhere = replace(settings.candidates, follow_balance=math.inf, follow_cheap_balance=math.inf)
+    uneven = replace(planner, settings=replace(settings, candidates=anywhere))
+    found = search(uneven, method, False)
+    least = found.least.price
+    if least.bytes >= result.least.price.bytes:
+        return None
+    return found if planner.cost(least) < planner.cost(result.least.price) else None
+
+
 def with_fewer_workers(
     planner: MeshPlanner,
     on_all: SearchResult,
@@ -253,7 +280,9 @@ def with_fewer_workers(
             continue
         found = search(fewer, method, True)
         totals = _Totals.of_result(found, method)
-        if best.exceeds(totals) and not moves_too_much(before, found.least.price, rules):
+        if best.exceeds(totals) and not moves_too_much(
+            planner.objective, before, found.least.price, rules
+        ):
             results.insert(0, found)
             best = totals
     return results

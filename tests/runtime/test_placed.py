@@ -604,3 +604,41 @@ def test_persisted_blocks_stay_where_sizes_are_unknown_unless_bytes_are_saved(cl
     )
     told = dasktile.explain(x.map_blocks(lambda block: block[:0:-1], dtype=float).sum(axis=0) + x)
     assert not told.changed or told.bytes_after <= 0.9 * told.bytes_before
+
+
+def logistic_regression(x: da.Array, y: da.Array, w: da.Array, iterations: int = 5) -> da.Array:
+    """Gradient descent of a logistic regression."""
+    for _ in range(iterations):
+        w = w - 1e-5 * (x.T @ (1 / (1 + da.exp(-(x @ w))) - y))
+    return w
+
+
+@pytest.mark.parametrize("having", [1, 2, 3, 6])
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_on_few_workers_stay_there_if_work_is_cheap(
+    having: int, seed: int, cluster: Callable[..., Cluster]
+) -> None:
+    six = cluster(6, seed)
+    names = six.names
+    six.names = names[:having]
+    x = six.persisted("x", np.ones((80_000, 64)), (4000, 64))
+    six.names = names
+    y = six.persisted("y", np.ones(80_000), (4000,))
+    w = six.persisted("w", np.ones(64), (64,))
+    plan = dasktile.explain(logistic_regression(x, y, w))
+    assert plan.bytes_predicted <= 1.05 * plan.bytes_before + SMALL
+    assert plan.bytes_predicted < x.nbytes / 20
+    assert plan.lower_bound <= plan.bytes_before
+
+
+def test_blocks_on_one_worker_are_spread_for_much_work(cluster: Callable[..., Cluster]) -> None:
+    four = cluster(4)
+    names = four.names
+    four.names = names[:1]
+    x = four.persisted("x", np.ones((1500, 1500)), (250, 1500))
+    four.names = names
+    y = x
+    for _ in range(20):
+        y = y @ x
+    plan = dasktile.explain(y)
+    assert plan.changed and plan.balance_after < 1.5 < plan.balance_before

@@ -34,7 +34,6 @@ from dasktile.ir import (
     Tiling,
     Where,
     hand_over,
-    windows,
 )
 from dasktile.lower.anchored import anchor_tasks
 from dasktile.lower.emit import LoweringContext, emit, home_position, work_at
@@ -44,7 +43,7 @@ from dasktile.lower.kernels import assignments, blocks, einsums, folds, verbatim
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import new_layer_name
-from dasktile.lower.reshard import Windows, block_windows, joins, normal
+from dasktile.lower.reshard import Windows, block_windows, edge_windows, joins, normal
 from dasktile.lower.retile import copy_blocks, fetch_tiles, is_joined, source_of
 from dasktile.lower.window_views import WindowView
 from dasktile.lower.written import Copies, Source, WrittenArrays, wanted_keys
@@ -178,13 +177,7 @@ class ArrayWriter(WrittenArrays):
         if edge.chunks is not None:
             where = self.blocks_needed_at(edge, tiling, edge.chunks)
             return fetch_tiles(self, edge.producer, block_windows(edge.chunks), where), False
-        shape = self.node(edge.producer).shape
-        wanted = normal(
-            tuple(
-                windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
-                for axis, size in zip(edge.axes, shape, strict=True)
-            )
-        )
+        wanted = edge_windows(edge, tiling, self.node(edge.producer).shape)
         if self.reads_copies(edge, node, kernel) and self.tiled.mesh and tiling.work_at is not None:
             layer = self.own_copies(edge, tiling, wanted)
             if layer is not None:

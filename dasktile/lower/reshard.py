@@ -25,7 +25,7 @@ from dasktile._compat.dask import (
     concatenate3,
     getitem,
 )
-from dasktile.ir import Chunks, Window, bounds
+from dasktile.ir import Chunks, Edge, Tiling, Window, bounds, windows
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import slices_layer_name
 
@@ -68,6 +68,18 @@ def block_windows(chunks: Chunks) -> Windows:
     return tuple(
         tuple((lo, hi, 1) if hi > lo else _EMPTY for lo, hi in pairwise(bounds(sizes)))
         for sizes in chunks
+    )
+
+
+def edge_windows(edge: Edge, tiling: Tiling, shape: Sequence[int]) -> Windows:
+    """The windows of an array of this shape that blocks of a node need along an edge."""
+    if edge.chunks is not None:
+        return normal(block_windows(edge.chunks))
+    return normal(
+        tuple(
+            windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
+            for axis, size in zip(edge.axes, shape, strict=True)
+        )
     )
 
 

@@ -24,10 +24,12 @@ from dasktile.lower.reshard import (
     PlaceOf,
     Windows,
     block_windows,
+    edge_windows,
     getitem_any,
     joins,
     lengths,
     normal,
+    pieces,
     reshard,
 )
 from dasktile.lower.written import Copies, Source, WrittenArrays
@@ -100,20 +102,37 @@ def _keep(arrays: WrittenArrays, index: int) -> Source:
     chunks, tiling = arrays.tiled.kept.get(index), arrays.tiling(index)
     where = arrays.tiled.kept_at.get(index)
     made = arrays.made[index]
-    replicas = arrays.tiled.replicas(index)
-    if chunks is None or (
-        chunks == tiling.chunks and (replicas or where in (None, tiling.held_at))
-    ):
+    replicas = arrays.tiled.replicas(index) if is_joined(arrays, index) else None
+    if chunks is None:
         return Source(made, tiling.chunks)
     own = normal(block_windows(chunks))
-    if replicas is not None and joins(own, tiling.chunks) and is_joined(arrays, index):
+    if replicas is not None and (joins(own, tiling.chunks) or _is_cut_apart(arrays, index)):
         copies = _copies_kept(arrays.tiled.mesh, replicas, chunks)
         name = copy_blocks(arrays, index, own, Source(made, tiling.chunks), copies)
         return Source(name, chunks, copies)
+    if chunks == tiling.chunks and (
+        arrays.tiled.replicas(index) or where in (None, tiling.held_at)
+    ):
+        return Source(made, tiling.chunks)
     step = KEPT if arrays.node(index).edges else RETILE
     name = _convert(arrays, index, own, Source(made, tiling.chunks), where, step=step)
     arrays.cut[index, own] = name
     return Source(name, chunks)
+
+
+def _is_cut_apart(arrays: WrittenArrays, index: int) -> bool:
+    """Whether readers of an array cut it in several ways.
+
+    Parts of a copy are then cut where it is: cut where a block is made, each would be sent.
+    """
+    program, shape = arrays.captured.program, arrays.node(index).shape
+    ways = {
+        edge_windows(edge, arrays.tiling(reader), shape)
+        for reader in program.consumers(index)
+        for edge in program.nodes[reader].edges
+        if edge.producer == index
+    }
+    return len(ways) > 1
 
 
 def _copies_kept(mesh: tuple[int, ...], where: Sharding, chunks: Chunks) -> Copies:
@@ -148,14 +167,14 @@ def _convert(
     each = None if copies is None else tuple(sorted(copies.items()))
     suffix = new_layer_name("", source.name, chunks, wanted, where, each)
     token = suffix.rpartition("-")[2]
-    if (
-        where is not None
-        and place_of is None
-        and not joins(wanted, chunks)
-        and wanted != normal(block_windows(chunks))
-    ):
+    is_cut = not joins(wanted, chunks) and wanted != normal(block_windows(chunks))
+    if where is not None and is_cut:
         # every block is cut from one block, on the worker that has it or a copy of it
-        where = where if _covers(arrays.tiled.replicas(index), where) else None
+        if source.copies is None:
+            covered = _covers(arrays.tiled.replicas(index), where)
+        else:
+            covered = _have_copies(arrays.tiled.mesh, where, wanted, source)
+        where = where if covered else None
     at = arrays.placement(where, where, predicted)
     if arrays.tiled.replicas(index) is not None and arrays.node(index).edges:
         step = KEPT
@@ -189,6 +208,23 @@ def _covers(copied: Sharding | None, where: Where | None) -> bool:
     return all(
         share.by == need.by[: len(share.by)]
         for share, need in zip(copied.dims, where.dims, strict=False)
+    )
+
+
+def _have_copies(
+    mesh: tuple[int, ...], where: Where | None, wanted: Windows, source: Source
+) -> bool:
+    """True if the workers that need windows have copies of the blocks that these are cut from."""
+    if not isinstance(where, Sharding) or source.copies is None:
+        return False
+    own = home_position(mesh, where)
+    cut_from = [
+        [parts[0].block if parts else 0 for parts in pieces(axis, sizes)]
+        for axis, sizes in zip(wanted, source.chunks, strict=True)
+    ]
+    return all(
+        own(block) in source.copies[tuple(map(list.__getitem__, cut_from, block))]
+        for block in product(*(range(len(axis)) for axis in wanted))
     )
 
 

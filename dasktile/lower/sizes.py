@@ -49,6 +49,8 @@ class SizedTasks(Protocol):
 
     def tile_size(self, number: int) -> int | None: ...
 
+    def tile(self, number: int) -> KnownResult | None: ...
+
     def data(self, key: Key) -> Any: ...
 
 
@@ -180,7 +182,7 @@ class _Estimate:
         """A result whose shape is known, of `size` bytes; None for others."""
         if number in self.computed:
             return self.computed[number]
-        noted = self.noted(number)
+        noted = self.noted(number) or self.tasks.tile(number)
         if noted is None:
             # the plan knows its size, but not which arrays it consists of
             return known_result(self.tasks.tasks[number], self.graph(number, self.noted_of))

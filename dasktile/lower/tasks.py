@@ -26,6 +26,7 @@ from dasktile.capture.references import head_of, is_block
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.frozen import PLAIN, frozen_tasks
+from dasktile.lower.known import KnownResult
 from dasktile.lower.merged_layers import MergedGraph
 from dasktile.lower.names import predicted_bytes, whole_layer_name, without_names
 from dasktile.lower.places import places_of
@@ -39,10 +40,10 @@ from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 Key = Any
 
 
-def fuses(task: Any, reader: Any) -> bool:
-    """Whether Dask fuses a task with its only reader."""
+def fuses(task: Any, reader: Any, with_data: bool = False) -> bool:
+    """Whether Dask fuses a task with its only reader; data only with `with_data`."""
     return (
-        isinstance(task, (Task, Alias))
+        isinstance(task, (Task, Alias, DataNode) if with_data else (Task, Alias))
         and isinstance(reader, (Task, Alias))
         and len(reader.dependencies) == 1
         and not task.block_fusion
@@ -323,7 +324,7 @@ class GraphTasks:
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""
-        name, key = self.heads[number], self.keys[number]
+        name = self.heads[number]
         if name.startswith(SLICE_PREFIX):
             return None
         value = getattr(self.tasks[number], "value", None)
@@ -333,13 +334,32 @@ class GraphTasks:
         if isinstance(value, np.ndarray):
             # its layer may say otherwise: Dask describes positions by the blocks that they are of
             return value.nbytes
-        chunks, itemsize = self.limits.tiles.get(name, ((), 0))
-        if itemsize and is_block(key, name, self._numblocks[name]):
-            # block numbers may be of any type that equals an integer
-            places = [at if type(at) is int else int(getattr(at, "real", at)) for at in key[1:]]
-            return math.ceil(math.prod(map(getitem, chunks, places)) * itemsize)
+        tile = self._tile(number)
+        if tile is not None:
+            shape, itemsize = tile
+            return math.ceil(math.prod(shape) * itemsize)
         size = self.limits.size.get(name)
         return self.tile_size(number) if size is None else size
+
+    def tile(self, number: int) -> KnownResult | None:
+        """A tile of an array of the plan, or a worker's copy of one; None for other results."""
+        tile = self._tile(number)
+        return None if tile is None else KnownResult((tile[0],), tile[1])
+
+    def _tile(self, number: int) -> tuple[tuple[int, ...], float] | None:
+        """The shape of a tile, and bytes of an element; None for other results."""
+        name, key = self.heads[number], self.keys[number]
+        chunks, itemsize = self.limits.tiles.get(name, ((), 0))
+        if not itemsize:
+            return None
+        if type(key) is tuple and len(key) == len(chunks) + 2:
+            # the first number of a copy is its place
+            key = (name, *key[2:])
+        if not is_block(key, name, self._numblocks[name]):
+            return None
+        # block numbers may be of any type that equals an integer
+        places = [at if type(at) is int else int(getattr(at, "real", at)) for at in key[1:]]
+        return tuple(map(getitem, chunks, places)), itemsize
 
     @cached_property
     def _numblocks(self) -> dict[str, tuple[int, ...]]:

@@ -58,6 +58,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "capture",
             "lower",
             "schedule.edges",
+            "schedule.joining",
             "schedule.peaks",
             "schedule.placement",
             "schedule.ranks",
@@ -296,6 +297,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "cheapest": (
         {
             "capture.base",
+            "ir",
             "lower.count",
             "planning",
             "predicted",
@@ -592,7 +594,13 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.scheduler.joins": (
-        {"_compat.distributed", "runtime.scheduler.roots", "runtime.settings", "schedule.homes"},
+        {
+            "_compat.distributed",
+            "runtime.scheduler.roots",
+            "runtime.settings",
+            "schedule.homes",
+            "schedule.joining",
+        },
         {"distributed"},
     ),
     "runtime.scheduler.placing": (
@@ -615,7 +623,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"lower.bundle_tasks", "lower.gathered"},
         {"dask", "distributed", "numpy"},
     ),
-    "runtime.settings": (set(), set()),
+    "runtime.settings": ({"schedule.joining"}, set()),
     "runtime.scheduler.left": ({"runtime.settings", "runtime.worker.plugin"}, set()),
     "runtime.scheduler.priorities": ({"_compat.distributed", "schedule.ranks"}, set()),
     "runtime.scheduler.windows": ({"_compat.distributed", "runtime.settings"}, {"distributed"}),

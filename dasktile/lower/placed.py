@@ -23,6 +23,7 @@ from dasktile.lower.bundle_tasks import has_bundle
 from dasktile.lower.merged_layers import merged
 from dasktile.lower.tasks import GraphTasks, fuses
 from dasktile.schedule.edges import readers_of
+from dasktile.schedule.joining import MOST_COMBINED
 from dasktile.schedule.peaks import PlacedTasks
 from dasktile.schedule.placement import SLICE_PREFIX, is_written
 from dasktile.schedule.ranks import rank_of, ranked_order
@@ -235,10 +236,12 @@ def placed(
         and (at != first[last] or (type(tasks[keys[last]]) is Alias and len(chains[last]) == 1))
     }
     homes = [task.place if by_place else None for task in memory]
+    joins: set[int] = set()
     if by_place:
         between = {at for at, last in enumerate(run) if _is_of_plan(head_of(keys[last]))}
         moved = [[read for read in reads if read not in data] for reads in read_by]
         _place_others(homes, moved, between)
+        joins = _joins(homes, moved)
     order = ranked_order([rank_of(keys[last]) for last in run], [sorted(each) for each in read_by])
     priorities = [0.0] * len(run)
     for priority, at in enumerate(order):
@@ -259,6 +262,7 @@ def placed(
             for key, position in there.items()
             if key in number and number[key] in place and not reads[number[key]]
         },
+        joins=joins,
     )
 
 
@@ -277,7 +281,9 @@ def _memory_of(chain: Sequence[TaskMemory]) -> TaskMemory:
     for task in chain:
         most = max(most, before + task.size + task.working)
         before = task.size
-    return TaskMemory(result.size, most - result.size, result.place, shared=result.shared)
+    # Dask gives the chain the names of all its tasks, of which the last may give no home
+    place = next((task.place for task in reversed(chain) if task.place is not None), None)
+    return TaskMemory(result.size, most - result.size, place, shared=result.shared)
 
 
 def _chains(
@@ -290,7 +296,11 @@ def _chains(
     last = list(range(len(keys)))
     for at in reversed(range(len(keys))):
         after = readers[at]
-        if len(after) == 1 and at not in kept and fuses(tasks[keys[at]], tasks[keys[after[0]]]):
+        if len(after) != 1 or at in kept:
+            continue
+        task, reader = tasks[keys[at]], tasks[keys[after[0]]]
+        # blocks of an array in the graph; other data is an argument of tasks
+        if fuses(task, reader, with_data=isinstance(keys[at], tuple)):
             last[at] = last[after[0]]
     chains: dict[int, list[int]] = {}
     for at, end in enumerate(last):
@@ -338,8 +348,31 @@ def _place_others(
         homes[number] = _most_common(homes, reads[number], near)
     for number, inputs in enumerate(reads):
         alone = all(homes[read] is not None and len(readers[read]) == 1 for read in inputs)
-        if homes[number] is None and inputs and alone:
-            homes[number] = _most_common(homes, inputs)
+        if homes[number] is None and len(inputs) == 1 and alone:
+            homes[number] = homes[inputs[0]]
+
+
+def _joins(homes: Sequence[int | None], reads: Sequence[Sequence[int]]) -> set[int]:
+    """Tasks behind a plan that the scheduler plugin places by the bytes that they read.
+
+    Parameters
+    ----------
+    homes
+        The mesh position of every task; None for tasks without one.
+    reads
+        The tasks that each task reads, which are before it.
+    """
+    readers = readers_of(reads)
+    joins, behind = set(), set()
+    for number, inputs in enumerate(reads):
+        if homes[number] is not None:
+            continue
+        if any(homes[read] is not None or read in behind for read in inputs):
+            behind.add(number)
+            is_only = all(len(readers[read]) == 1 for read in inputs)
+            if len(inputs) > 1 and (is_only or len(inputs) <= MOST_COMBINED):
+                joins.add(number)
+    return joins
 
 
 def _most_common(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dasktile.schedule.joining import MOST_COMBINED, MOST_JOINED
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
@@ -109,9 +111,9 @@ class RuntimeSettings:
     min_family: int = 4
     max_family: int = 16
     plan_window: int = 4
-    max_combined: int = 64
+    max_combined: int = MOST_COMBINED
     max_grouped: int = 20_000
-    max_joined: int = 4
+    max_joined: int = MOST_JOINED
     max_layers: int = 1000
     heartbeat_layers: int = 32
     max_readers: int = 32

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dasktile.schedule.edges import readers_of
+from dasktile.schedule.joining import JoinedResult, worker_of_join
 
 #: Slots of a worker for root tasks, per thread: distributed's ``worker-saturation``.
 _SATURATION = 1.1
@@ -59,6 +60,9 @@ class PlacedTasks:
     there
         Tasks whose results are in memory at the start, and the worker of each.  They stay there,
         and count for no peak.
+    joins
+        Tasks of any worker that run where most bytes of what they read are, see
+        :func:`~dasktile.schedule.joining.worker_of_join`.
     """
 
     reads: Sequence[Sequence[int]]
@@ -72,6 +76,7 @@ class PlacedTasks:
     parts: Collection[int] = ()
     shared: Sequence[int] = ()
     there: Mapping[int, int] = field(default_factory=dict)
+    joins: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +265,10 @@ class _Simulation:
         self.where: list[int] = [-1] * count
         #: For every result in memory or on its way, when each worker has it.
         self.there: list[dict[int, float]] = [{} for _ in range(count)]
+        #: Readers of every result that read others, too.
+        self.joining = [
+            sum(len(self.reads[reader]) > 1 for reader in readers) for readers in self.readers
+        ]
         #: Root tasks of any worker that wait for a slot, by priority.
         self.queue: list[tuple[float, int]] = []
         #: What happens: time, a counter, and a task that ends or, if negative, can run.
@@ -372,15 +381,16 @@ class _Simulation:
         """
         if len(there) == 1:
             return self.workers[next(iter(there))]
+        first: list[int] = []
         if self.has_hosts:
             host = self.hosts[at]
-            near = {
-                other: since
+            near = (
+                other
                 for other, since in there.items()
                 if self.hosts[other] == host and since <= self.now
-            }
-            there = near or there
-        first = list(itertools.islice(there, _MOST_ASKED))
+            )
+            first = list(itertools.islice(near, _MOST_ASKED))
+        first = first or list(itertools.islice(there, _MOST_ASKED))
         having = [other for other in first if there[other] <= self.now] or first
         return min((self.workers[other] for other in having), key=lambda worker: worker.sent_bytes)
 
@@ -465,6 +475,15 @@ class _Simulation:
                 freed += buffer.nbytes
         return freed
 
+    def _joined(self, read: int) -> JoinedResult:
+        """A result that a task joins with others."""
+        return JoinedResult(
+            self.tasks.sizes[read],
+            [at for at, since in self.there[read].items() if since <= self.now],
+            len(self.readers[read]),
+            self.joining[read],
+        )
+
     def _worker_of(self, number: int) -> int:
         """The home of a task; else the worker with an input where it would start first.
 
@@ -474,6 +493,10 @@ class _Simulation:
         home = self.tasks.homes[number]
         if home is not None:
             return home
+        if number in self.tasks.joins:
+            best: int | None = worker_of_join(list(map(self._joined, self.reads[number])), int)
+            if best is not None:
+                return best
         total, assumed = 0, self.speeds.assumed or self.speeds.network
         #: Bytes of inputs on each worker that has any.
         present: dict[int, int] = {}

@@ -9,7 +9,6 @@ there.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from dasktile._compat.distributed import states
 from dasktile.runtime.scheduler.roots import restrict_to_home
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.homes import Homes
+from dasktile.schedule.joining import JoinedResult, worker_of_join
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -95,32 +95,27 @@ class Joins:
         self._readers.clear()
 
     def _place(self, ts: TaskState) -> bool:
-        """Restrict a task to the worker that has most of its bytes.
-
-        That must be more than half of them, unless nothing else reads its inputs.  Results that
-        many tasks join do not count: all of these would run on one worker.
-        """
+        """Restrict a task to the worker that has most of its bytes, see `worker_of_join`."""
         if ts.state not in _PENDING or ts.worker_restrictions:
             return False
-        there: Counter[str] = Counter()
-        total = 0
-        for read in ts.dependencies:
-            total += (size := read.get_nbytes())
-            if self._is_for_few(read):
-                for ws in read.who_has or ():
-                    there[ws.address] += size
-        if not there:
-            return False
-        best = min(there, key=lambda address: (-there[address], self.homes.place(address)))
-        is_only = all(len(read.dependents) == 1 for read in ts.dependencies)
-        if best not in self.homes.workers or (2 * there[best] <= total and not is_only):
+        results = [self._joined(read) for read in ts.dependencies]
+        best = worker_of_join(
+            results, self.homes.place, self.settings.max_combined, self.settings.max_joined
+        )
+        if best is None or best not in self.homes:
             return False
         restrict_to_home(ts, best)
         return True
 
-    def _is_for_few(self, read: TaskState) -> bool:
-        """Whether only a few tasks join a result with others."""
-        if len(read.dependents) > self.settings.max_combined:
-            return False
-        joined = sum(len(reader.dependencies) > 1 for reader in read.dependents)
-        return joined <= self.settings.max_joined
+    def _joined(self, read: TaskState) -> JoinedResult:
+        """A result that a task joins with others."""
+        readers = len(read.dependents)
+        return JoinedResult(
+            read.get_nbytes(),
+            [ws.address for ws in read.who_has or ()],
+            readers,
+            # of results with many readers, nobody asks
+            sum(len(reader.dependencies) > 1 for reader in read.dependents)
+            if readers <= self.settings.max_combined
+            else readers,
+        )

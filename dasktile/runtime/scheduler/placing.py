@@ -326,6 +326,8 @@ class Placing:
 
     def _primary(self, ts: TaskState) -> str:
         """The worker that counts as that of a result: its home by its name, if that has it."""
+        if ts.who_has and len(ts.who_has) == 1:
+            return next(iter(ts.who_has)).address
         addresses = sorted((ws.address for ws in ts.who_has or ()), key=self.homes.place)
         home = LayerTable(self.homes).home(ts.key) if len(addresses) > 1 else None
         if home in addresses:

@@ -11,6 +11,7 @@ import pytest
 from dasktile.runtime.scheduler import joins
 from dasktile.runtime.scheduler.joins import Joins
 from dasktile.runtime.settings import RuntimeSettings
+from dasktile.schedule.homes import Homes
 
 
 class _Task(SimpleNamespace):
@@ -42,8 +43,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, str]]:
 
 @pytest.fixture
 def waiting() -> Joins:
-    homes: Any = SimpleNamespace(place=str, workers=["a", "b"])
-    return Joins(homes, RuntimeSettings(max_joined=2))
+    return Joins(Homes(["a", "b"]), RuntimeSettings(max_joined=2))
 
 
 def test_a_task_runs_where_most_of_its_bytes_are(waiting: Joins, placed: dict[Any, str]) -> None:

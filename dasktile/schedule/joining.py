@@ -1,0 +1,71 @@
+"""The worker of a task that joins several results, by their bytes.
+
+The scheduler plugin places tasks behind a plan by it (:mod:`dasktile.runtime.scheduler.joins`), and
+simulations of the plan's graph do the same (:mod:`dasktile.schedule.peaks`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Inputs of a task that is taken to combine results, and readers of a result that many tasks
+#: combine, at the most; and tasks that join a result with others, up to which they run where it is.
+MOST_COMBINED, MOST_JOINED = 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedResult:
+    """A result that a task joins with others.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes of it.
+    workers
+        The workers that have it.
+    readers
+        Tasks that read it.
+    joins
+        Those of them that read other results, too.
+    """
+
+    nbytes: int
+    workers: Iterable[Any]
+    readers: int
+    joins: int
+
+
+def worker_of_join(
+    results: Sequence[JoinedResult],
+    place: Callable[[Any], Any],
+    most_combined: int = MOST_COMBINED,
+    most_joined: int = MOST_JOINED,
+) -> Any | None:
+    """The worker that has most bytes of some results; None if that is none to run the join on.
+
+    It must have more than half of them, unless nothing else reads them.  Results that many tasks
+    join do not count: all of these would run on one worker.
+
+    Parameters
+    ----------
+    results
+        What the task reads.
+    place
+        Of a worker, what decides between workers with as many bytes: the least.
+    most_combined, most_joined
+        As :data:`MOST_COMBINED` and :data:`MOST_JOINED`.
+    """
+    there: Counter[Any] = Counter()
+    for result in results:
+        if result.readers <= most_combined and result.joins <= most_joined:
+            for worker in result.workers:
+                there[worker] += result.nbytes
+    if not there:
+        return None
+    best = min(there, key=lambda worker: (-there[worker], place(worker)))
+    is_only = all(result.readers == 1 for result in results)
+    total = sum(result.nbytes for result in results)
+    return best if is_only or 2 * there[best] > total else None

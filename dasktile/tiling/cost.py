@@ -21,14 +21,22 @@ from dasktile.tiling.candidates import Space, Variable
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.objective import effort
 from dasktile.tiling.options import reduced_labels
-from dasktile.tiling.received import Ints, Table, intersection, made_where_read, received_elements
+from dasktile.tiling.received import (
+    Ints,
+    Table,
+    intersection,
+    made_where_read,
+    overcounts,
+    received_elements,
+)
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.solve.eliminate import Problem
 from dasktile.tiling.windows import sent_share
 
-#: Weight of one tile, in bytes.  It breaks ties between tilings that move the same number of
-#: bytes, and is so small that no number of tiles outweighs one byte.
-TIE = 2.0**-20
+#: Weight of one tile, in bytes, which breaks ties between tilings that move the same number of
+#: bytes, and the most that all tiles of a program weigh.  All weights together are less than half
+#: a byte, so that none outweighs a byte.
+TIE, MOST_TIES = 2.0**-20, 2.0**-3
 
 #: Weight of a byte of partial sums and of replicas where memory is scarce, which breaks ties, too,
 #: and the most that they cost: of equal ways, the one with fewest of them is chosen.
@@ -42,8 +50,8 @@ SUMMED, MOST_SUMMED = 2.0**21, 2.0**-3
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
 MOVING = 2.0**-24
 
-#: Cost of a result of which no worker has a part in its final chunks, in bytes: of equal ways, the
-#: one that most workers take part in is chosen.
+#: Cost of results of which no worker has a part in their final chunks, in bytes, all together: of
+#: equal ways, the one that most workers take part in is chosen.
 IDLE = 2.0**-4
 
 
@@ -67,6 +75,8 @@ class Costs:
     reads
         For the same pairs, positions of the later one's edges that read the array; the first for a
         kept array, and none where it is unknown which blocks are read.
+    overcounts
+        Whether elements may be counted that no worker receives, so that no bound follows.
     """
 
     space: Space
@@ -75,6 +85,7 @@ class Costs:
     tiles: list[Table] = field(default_factory=list)
     between: dict[tuple[int, int], Table] = field(default_factory=dict)
     reads: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    overcounts: bool = False
     #: For pairs with a root, the same if its blocks are made where its own candidate has them.
     _at_home: dict[tuple[int, int], Table] = field(default_factory=dict)
     _most_summed: list[Table] = field(default_factory=list)
@@ -137,6 +148,7 @@ class Costs:
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
+                    self.overcounts |= overcounts(needs, self._model)
                     elements = received_elements(
                         producer.held,
                         held,
@@ -180,7 +192,8 @@ class Costs:
         """Costs of workers without a part of a large result in its final chunks."""
         if variable.final is None or variable.node in self.space.small:
             return np.zeros(len(variable.options))
-        idle: Table = IDLE * (~variable.held.active).mean(axis=1)
+        share = IDLE / len(self.space.program.outputs)
+        idle: Table = share * (~variable.held.active).mean(axis=1)
         return idle
 
     def _source_of(self, variable: Variable) -> int:
@@ -199,7 +212,11 @@ class Costs:
         Partial results cost extra: the bytes that one worker sums up at the most count as tiles,
         `SUMMED` bytes each.
         """
-        summed, weight = self._summed(), tile_weight / SUMMED
+        summed = self._summed()
+        if tile_weight <= TIE:
+            most = sum(float(each.max(initial=0.0)) for each in self.tiles)
+            tile_weight = min(tile_weight, MOST_TIES / max(1.0, most))
+        weight = tile_weight / SUMMED
         if tile_weight <= TIE:
             every = sum(float(each.max(initial=0.0)) for each in summed)
             weight = min(weight, MOST_SUMMED / max(1.0, every))
@@ -210,7 +227,7 @@ class Costs:
         if self.scarce:
             workers = self.space.mesh.workers
             unary = [
-                cost + np.minimum(EXTRA * (own + workers * replicas), MOST_EXTRA)
+                cost + np.minimum(EXTRA * (own + workers * replicas), MOST_EXTRA / len(unary))
                 for cost, own, replicas in zip(unary, self.own, self.replica_bytes(), strict=True)
             ]
         return Problem(unary, self.between)

@@ -180,8 +180,8 @@ class MeshPlanner:
         Two weights of tiles often lead to the same solution, whose local cuts are found once.
         """
         solution = self._solution(method, tile_weight)
-        if self.space.truncated:
-            # candidates were left out, so nothing is proven
+        if self.space.truncated or self.costs.overcounts:
+            # candidates were left out, or too much was counted: nothing is proven
             solution = replace(solution, bound=0.0, exact=False)
         if self.allow_replicas:
             replicas = find_replicas(self.costs, solution.states)

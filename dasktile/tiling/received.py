@@ -97,8 +97,7 @@ def made_where_read(
         As for :func:`received_elements`.
     """
     edges = [np.asarray(bounds(sizes), dtype=np.int64) for sizes in chunks]
-    if len(needs) > 1:
-        needs = [need.ranges() for need in needs]
+    needs = _distinct(needs)
     if len(needs) > model.exact_union:
         needs = [_hull(needs)]
     columns, workers = needs[0].active.shape
@@ -255,8 +254,7 @@ def transfer(
     if second is not None and isinstance(held, Boxes):
         first = transfer(held, needs, model, known=known)
         return np.minimum(first, transfer(second, needs, model, known=known))
-    if len(needs) > 1:
-        needs = [need.ranges() for need in needs]
+    needs = _distinct(needs)
     if len(needs) > model.exact_union:
         return transfer(held, [_hull(needs)], model, known=known)
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
@@ -269,6 +267,58 @@ def transfer(
             missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common, known)
             total += missing if count % 2 else -missing
     return np.maximum(total, 0.0)
+
+
+def overcounts(needs: Sequence[Boxes], model: CostModel) -> bool:
+    """Whether several reads may count elements that none of them reads.
+
+    Parameters
+    ----------
+    needs
+        What each worker needs.
+    model
+        Constants of the cost model.
+    """
+    if len(needs) < 2:
+        return False
+    taken = any(need.taken is not None for need in needs)
+    needs = _distinct(needs)
+    return len(needs) > 1 and (taken or (len(needs) > model.exact_union and not _fill_hull(needs)))
+
+
+def _distinct(needs: Sequence[Boxes]) -> list[Boxes]:
+    """Several reads, equal ones once; if several are left, of all elements in their boxes."""
+    found: list[Boxes] = []
+    for need in needs:
+        if not any(_are_equal(need, other) for other in found):
+            found.append(need)
+    return found if len(found) < 2 else [need.ranges() for need in found]
+
+
+def _are_equal(first: Boxes, second: Boxes) -> bool:
+    """Whether two reads are of the same elements."""
+    return first is second or (
+        first.steps == second.steps
+        and first.taken is second.taken
+        and np.array_equal(first.active, second.active)
+        and np.array_equal(first.lo, second.lo)
+        and np.array_equal(first.hi, second.hi)
+    )
+
+
+def _fill_hull(needs: Sequence[Boxes]) -> bool:
+    """Whether the union of boxes is their bounding box, as of shifts along one axis."""
+    first = needs[0]
+    if any(need.steps or not np.array_equal(need.active, first.active) for need in needs):
+        return False
+    lo, hi = np.stack([need.lo for need in needs]), np.stack([need.hi for need in needs])
+    lo, hi = lo[:, first.active], hi[:, first.active]
+    differ = ((lo != lo[0]) | (hi != hi[0])).any(axis=0)
+    if (differ.sum(axis=-1) > 1).any() or (hi <= lo).any():
+        return False
+    order = np.argsort(lo, axis=0, kind="stable")
+    lo, hi = np.take_along_axis(lo, order, 0), np.take_along_axis(hi, order, 0)
+    return bool((lo[1:] <= np.maximum.accumulate(hi, axis=0)[:-1]).all())
 
 
 def _spanned(boxes: Boxes) -> Boxes:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dasktile.capture.base import Captured
+from dasktile.ir import Program, Role
 from dasktile.lower.count import least_tasks
 from dasktile.planning import Candidate, PlannedRequest, candidate, unchanged, with_bound_of
 from dasktile.predicted import (
@@ -39,6 +40,9 @@ from dasktile.tiling.settings import Settings
 
 #: Why the input is unchanged where Dask's own graph is predicted to be better.
 NO_GAIN = "Dask's own graph is predicted to cost less"
+
+#: Why one is kept that moves nothing.
+NOTHING_MOVED = "Dask's own graph is predicted to move nothing between workers"
 
 #: Why arrays keep their chunks where these are predicted to cost less.
 OWN_CHUNKS = "the input's own chunks are predicted to cost less"
@@ -74,6 +78,9 @@ MOST_COMPARED = 2_000
 #: neither cut nor joined, so that tasks that read each other's blocks need little memory in one
 #: bundle (chosen: half of the corpus; of more tasks, larger tiles take less time to plan).
 MOST_OWN = 2_000
+
+#: Bytes between workers up to which a run moves none (chosen: positions, headers).
+FEW_MOVED = 2**16
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
@@ -120,7 +127,8 @@ def cheapest(
             best = _best(plans)
             is_sure = not is_simulated or _is_surely_better(best, stock)
             if is_sure and (best is usual or _takes_less_time(best, stock)):
-                return best
+                needless = is_simulated and _moves_needlessly(best, captured.program, stock)
+                return unchanged(best, NOTHING_MOVED) if needless else best
     if not is_simulated:
         return usual
     before = stock.prediction
@@ -133,6 +141,8 @@ def cheapest(
         return best
     if not (before.is_sound and best.after.is_sound):
         return best
+    if _moves_needlessly(best, captured.program, stock):
+        return unchanged(best, NOTHING_MOVED)
     own = unchanged(best, NO_GAIN)
     workers = request.machine.workers
     better = before.dominates(best.after) or before.is_clearly_cheaper(best.after, workers)
@@ -160,6 +170,24 @@ def _unless_cheaper(request: Request, usual: Candidate, stock: InputRun) -> Cand
     if least < CLEARLY_LESS * before.cost:
         return None
     return unchanged(replace(usual, before=before), NO_GAIN)
+
+
+def _moves_needlessly(plan: Candidate, program: Program, stock: InputRun) -> bool:
+    """Whether a plan moves bytes where Dask's own graph moves none, and is even.
+
+    The model, in which arrays are in boxes on a mesh, counts bytes for blocks in another order.
+    """
+    run, price = plan.after, plan.planned.plan.before
+    if run is None or not run.is_sound or run.moved <= FEW_MOVED or price.balance > MOST_UNEVEN:
+        return False
+    if any(
+        label.role is not Role.FREE and len(label.cuts) > 1
+        for node in program.nodes
+        for label in node.labels
+    ):
+        return False  # blocks are summed, so that some are moved
+    before = stock.prediction
+    return before is not None and before.is_sound and before.moved <= FEW_MOVED
 
 
 def _takes_less_time(plan: Candidate, stock: InputRun) -> bool:

@@ -179,6 +179,11 @@ class PlanReport:
         return self.changed or self.planned
 
     @property
+    def keeps_all_chunks(self) -> bool:
+        """Whether there is a plan in which all arrays keep their chunks."""
+        return self.has_plan and all(node.chunks_before == node.chunks_after for node in self.nodes)
+
+    @property
     def is_comparable(self) -> bool:
         """Whether the bytes moved before are as complete as those after.
 
@@ -192,8 +197,11 @@ class PlanReport:
 
         For a plan, ``dasktile.metrics`` shows the same number.  Where the input is unchanged, the
         tasks run where Dask's scheduler places them; without a simulation of that, it is
-        `bytes_before`.
+        `bytes_before`.  Where a plan only decides where tasks run, they are those of the
+        simulation, too, as the model counts blocks in boxes on a grid of workers.
         """
         if self.has_plan:
+            if self.keeps_all_chunks and self.received_after is not None:
+                return self.received_after
             return self.bytes_after + self.bytes_unplanned
         return self.bytes_before if self.received_before is None else self.received_before

@@ -107,7 +107,7 @@ def summary(plan: PlanReport) -> list[str]:
 
 def _kept(plan: PlanReport) -> str:
     """What a plan changes in which all arrays keep their chunks; empty for others."""
-    if not plan.has_plan or any(node.chunks_before != node.chunks_after for node in plan.nodes):
+    if not plan.keeps_all_chunks:
         return ""
     text = "all arrays keep their chunks: the plan decides where tasks run"
     before, after = plan.run_tasks_before, plan.run_tasks_after

@@ -77,7 +77,7 @@ def compute(
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
     progress = parse_flag("progress", progress)
-    found, repack = unpack(*collections, traverse=traverse)
+    found, repack = unpack(*collections, traverse=parse_flag("traverse", traverse))
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
         try:

@@ -46,7 +46,8 @@ class NodeWork:
     slowdown
         Factor by which Dask's own function takes longer for these operations.
     blocks
-        Blocks of the work in the input, and in the plan: as many threads at most run them.
+        Blocks of the work that are needed, in the input and in the plan: as many threads at most
+        run them.
     """
 
     seconds: float
@@ -72,7 +73,8 @@ def function_work(request: Request, planned: PlannedRequest) -> tuple[NodeWork, 
         share = planned.needs.share(node.name)
         own = [label.cuts for label in node.labels]
         cuts = own if tiled is None else tiled.tilings[index].cuts
-        blocks = math.prod(map(len, own)), math.prod(map(len, cuts))
+        made, planned_blocks = (math.prod(map(len, each)) for each in (own, cuts))
+        blocks = max(1, round(share * made)), max(1, round(share * planned_blocks))
         is_product = node.kind is Kind.CONTRACT
         operations = share * node.iterations * node.work if is_product else 0.0
         slowdown = stock_slowdown_of(node, model)

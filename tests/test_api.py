@@ -412,7 +412,7 @@ def test_chunks_of_some_axes_keep_those_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"workers": 0}, ValueError, r"workers must be an integer >= 1.*got 0"),
+        ({"workers": 0}, ValueError, r"workers must be an integer from 1 to 1,000,000.*got 0"),
         ({"workers": -1}, ValueError, r"workers must be.*got -1"),
         ({"workers": True}, TypeError, r"workers must be.*got True of type bool"),
         ({"workers": 2.0}, TypeError, r"workers must be.*got 2\.0 of type float"),

@@ -138,6 +138,10 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0]
 
 
+#: Workers that an argument may give (chosen: plans take memory for each).
+MOST_WORKERS = 1_000_000
+
+
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
     """The machine of the arguments, completed by the configuration and the current client.
 
@@ -183,10 +187,10 @@ def memory_bytes(memory_limit: object) -> int | None:
 
 
 def _count(name: str, value: object) -> int:
-    allowed = "must be an integer >= 1, a distributed.Client or None"
+    allowed = f"must be an integer from 1 to {MOST_WORKERS:,}, a distributed.Client or None"
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} {allowed}; got {value!r} of type {type(value).__name__}")
-    if value < 1:
+    if not 1 <= int(value) <= MOST_WORKERS:
         raise ValueError(f"{name} {allowed}; got {value!r}")
     return int(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,12 @@ from dasktile.tiling.strided import Strided
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+
+#: Workers that have each block, on the mean, up to which blocks are looked at one by one (chosen).
+FEW_OWNERS = 4
+
+#: Entries of a temporary array, which bound memory and change no result.
+_ENTRIES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +42,11 @@ class Blocks:
 
     def volume(self) -> Floats:
         """Elements of each worker."""
-        elements = self.owned.astype(np.float64)
-        for edges in reversed(self.edges):
-            elements = elements @ np.diff(edges).astype(np.float64)
-        return elements
+        workers, *blocks = np.nonzero(self.owned)
+        elements = np.ones(len(workers))
+        for edges, at in zip(self.edges, blocks, strict=True):
+            elements *= np.diff(edges)[at]
+        return np.bincount(workers, elements, len(self.owned)).astype(np.float64, copy=False)
 
     def numbered(self, steps: Sequence[Strided]) -> Blocks:
         """The blocks of these elements of each axis; all elements count so far."""
@@ -56,6 +64,8 @@ class Blocks:
         along which only some do, their numbers by block, kind and worker, and the kind of each
         candidate.
         """
+        if self.owned.sum() <= FEW_OWNERS * math.prod(self.owned.shape[1:]):
+            return self._one_by_one(lo, hi, active, counted)
         elements = np.zeros((len(lo), len(self.owned)))
         for worker, owned in enumerate(self.owned):
             if not owned.any():
@@ -72,6 +82,27 @@ class Blocks:
                     )
                 left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
             elements[:, worker] = left * active[:, worker]
+        return elements
+
+    def _one_by_one(
+        self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats, Ints] | None
+    ) -> Floats:
+        """The same, from each block that a worker has: no others are looked at."""
+        workers, *blocks = np.nonzero(self.owned)
+        elements = np.zeros((len(lo), len(self.owned)))
+        step = max(1, _ENTRIES // max(1, len(lo)))
+        for start in range(0, len(workers), step):
+            worker, *places = (each[start : start + step] for each in (workers, *blocks))
+            shared = active[:, worker].astype(np.float64)
+            for axis, (edges, at) in enumerate(zip(self.edges, places, strict=True)):
+                if counted is not None and counted[0] == axis:
+                    shared *= counted[1][at[None], counted[2][:, None], worker[None]]
+                    continue
+                ends = np.minimum(hi[:, worker, axis], edges[at + 1])
+                shared *= np.maximum(ends - np.maximum(lo[:, worker, axis], edges[at]), 0)
+            # workers are in ascending order
+            first = np.flatnonzero(np.diff(worker, prepend=-1))
+            elements[:, worker[first]] += np.add.reduceat(shared, first, axis=1)
         return elements
 
     def by_block(self, other: Blocks) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import dask
 import dask.array as da
@@ -13,7 +14,7 @@ import pytest
 
 import dasktile
 from benchmarks.again import placed_machine
-from dasktile import api, planning
+from dasktile import api, explaining, planning, run_seconds
 from dasktile.report.explanation import Explanation
 from dasktile.run_seconds import NodeWork, function_seconds
 from dasktile.tiling.calibration import Calibration
@@ -120,3 +121,26 @@ def test_seconds_are_no_reason_to_fail() -> None:
         patch.setattr(planning, "lower", failing)
         plan = dasktile.explain((x + 1).sum(axis=0))
     assert plan.bytes_after > 0 and plan.seconds_after is not None
+
+
+def test_threads_without_a_needed_block_do_not_help() -> None:
+    part = da.sqrt(_random(4000, 100, chunk=100))[:200]
+    alone = da.sqrt(_random(200, 100, chunk=100))
+    work = [_work(array) for array in (part, alone)]
+    assert work[0] == work[1]
+
+
+def _work(array: da.Array) -> list[int]:
+    """Needed blocks of the functions of a request in the chunks of the input."""
+    with _measured() as patch:
+        found: list[list[int]] = []
+        kept = run_seconds.function_work
+
+        def function_work(*args: Any) -> Any:
+            result = kept(*args)
+            found.append([work.blocks[0] for work in result])
+            return result
+
+        patch.setattr(explaining, "function_work", function_work)
+        dasktile.explain(array)
+    return found[-1]

@@ -80,7 +80,7 @@ MOST_COMPARED = 2_000
 MOST_OWN = 2_000
 
 #: Bytes between workers up to which a run moves none (chosen: positions, headers).
-FEW_MOVED = 2**16
+HARDLY_MOVED = 2**16
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
@@ -178,7 +178,7 @@ def _moves_needlessly(plan: Candidate, program: Program, stock: InputRun) -> boo
     The model, in which arrays are in boxes on a mesh, counts bytes for blocks in another order.
     """
     run, price = plan.after, plan.planned.plan.before
-    if run is None or not run.is_sound or run.moved <= FEW_MOVED or price.balance > MOST_UNEVEN:
+    if run is None or not run.is_sound or run.moved <= HARDLY_MOVED or price.balance > MOST_UNEVEN:
         return False
     if any(
         label.role is not Role.FREE and len(label.cuts) > 1
@@ -187,7 +187,7 @@ def _moves_needlessly(plan: Candidate, program: Program, stock: InputRun) -> boo
     ):
         return False  # blocks are summed, so that some are moved
     before = stock.prediction
-    return before is not None and before.is_sound and before.moved <= FEW_MOVED
+    return before is not None and before.is_sound and before.moved <= HARDLY_MOVED
 
 
 def _takes_less_time(plan: Candidate, stock: InputRun) -> bool:

@@ -102,17 +102,19 @@ def _keep(arrays: WrittenArrays, index: int) -> Source:
     chunks, tiling = arrays.tiled.kept.get(index), arrays.tiling(index)
     where = arrays.tiled.kept_at.get(index)
     made = arrays.made[index]
-    replicas = arrays.tiled.replicas(index) if is_joined(arrays, index) else None
+    replicas = arrays.tiled.replicas(index)
     if chunks is None:
         return Source(made, tiling.chunks)
     own = normal(block_windows(chunks))
-    if replicas is not None and (joins(own, tiling.chunks) or _is_cut_apart(arrays, index)):
+    if (
+        replicas is not None
+        and is_joined(arrays, index)
+        and (joins(own, tiling.chunks) or _is_cut_apart(arrays, index))
+    ):
         copies = _copies_kept(arrays.tiled.mesh, replicas, chunks)
         name = copy_blocks(arrays, index, own, Source(made, tiling.chunks), copies)
         return Source(name, chunks, copies)
-    if chunks == tiling.chunks and (
-        arrays.tiled.replicas(index) or where in (None, tiling.held_at)
-    ):
+    if chunks == tiling.chunks and (replicas or where in (None, tiling.held_at)):
         return Source(made, tiling.chunks)
     step = KEPT if arrays.node(index).edges else RETILE
     name = _convert(arrays, index, own, Source(made, tiling.chunks), where, step=step)
@@ -219,7 +221,7 @@ def _have_copies(
         return False
     own = home_position(mesh, where)
     cut_from = [
-        [parts[0].block if parts else 0 for parts in pieces(axis, sizes)]
+        [first.block for first, *_ in pieces(axis, sizes)]
         for axis, sizes in zip(wanted, source.chunks, strict=True)
     ]
     return all(

@@ -96,7 +96,8 @@ class Metrics:
     """The counts of a cluster since dasktile was enabled, a restart, or the last reset.
 
     ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans,
-    the ``bytes_predicted`` of ``explain``; *received* are measured.  Where ``explain`` says that
+    the ``bytes_predicted`` of ``explain``, but by the model also where a plan keeps all chunks;
+    *received* are measured.  Where ``explain`` says that
     workers receive more *in all* than the plan moves, the rest is predicted for a layer ``bundle``,
     and received for the layers whose tasks read it.  More is received than predicted where the
     sizes of results are unknown, as those of functions of the user.

@@ -29,7 +29,7 @@ class JoinedResult:
     readers
         Tasks that read it.
     joins
-        Those of them that read other results, too.
+        Those of them that read other results, too; only asked where `readers` are few.
     """
 
     nbytes: int

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dasktile.schedule.edges import readers_of
-from dasktile.schedule.joining import JoinedResult, worker_of_join
+from dasktile.schedule.joining import MOST_COMBINED, JoinedResult, worker_of_join
 
 #: Slots of a worker for root tasks, per thread: distributed's ``worker-saturation``.
 _SATURATION = 1.1
@@ -265,10 +265,6 @@ class _Simulation:
         self.where: list[int] = [-1] * count
         #: For every result in memory or on its way, when each worker has it.
         self.there: list[dict[int, float]] = [{} for _ in range(count)]
-        #: Readers of every result that read others, too.
-        self.joining = [
-            sum(len(self.reads[reader]) > 1 for reader in readers) for readers in self.readers
-        ]
         #: Root tasks of any worker that wait for a slot, by priority.
         self.queue: list[tuple[float, int]] = []
         #: What happens: time, a counter, and a task that ends or, if negative, can run.
@@ -481,7 +477,7 @@ class _Simulation:
             self.tasks.sizes[read],
             [at for at, since in self.there[read].items() if since <= self.now],
             len(self.readers[read]),
-            self.joining[read],
+            sum(len(self.reads[reader]) > 1 for reader in self.readers[read][:MOST_COMBINED]),
         )
 
     def _worker_of(self, number: int) -> int:

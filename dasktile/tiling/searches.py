@@ -135,6 +135,11 @@ def _sums(program: Program) -> int:
     return sum(any(label.role is Role.REDUCE for label in node.labels) for node in program.nodes)
 
 
+def _has_homes(program: Program) -> bool:
+    """Whether arrays of a program are in the memory of known workers."""
+    return any(node.homes for node in program.nodes)
+
+
 @dataclass(frozen=True, slots=True)
 class _Totals:
     """What a plan takes in all: a plan for fewer workers must take less than the best plan so far.
@@ -219,8 +224,7 @@ def where_blocks_are(result: SearchResult, method: Method, before: Price) -> Sea
         The price of the input's own chunks.
     """
     planner, settings = result.planner, result.planner.settings
-    has_homes = any(node.homes for node in planner.program.nodes)
-    if not has_homes or result.least.price.bytes <= before.bytes:
+    if not _has_homes(planner.program) or result.least.price.bytes <= before.bytes:
         return None
     anywhere = replace(settings.candidates, follow_balance=math.inf, follow_cheap_balance=math.inf)
     uneven = replace(planner, settings=replace(settings, candidates=anywhere))
@@ -261,9 +265,8 @@ def with_fewer_workers(
     """
     price, results = on_all.least.price, [on_all]
     rules, workers = planner.settings.acceptance, planner.mesh.workers
-    has_homes = any(node.homes for node in planner.program.nodes)
     counts = fewer_workers(workers)
-    if not counts or has_homes or price.bytes < planner.settings.wider.min_bytes:
+    if not counts or _has_homes(planner.program) or price.bytes < planner.settings.wider.min_bytes:
         return results
     best = _Totals.of_result(on_all, method)
     if refused:

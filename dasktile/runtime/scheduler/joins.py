@@ -10,6 +10,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.distributed import states
@@ -109,13 +110,10 @@ class Joins:
 
     def _joined(self, read: TaskState) -> JoinedResult:
         """A result that a task joins with others."""
-        readers = len(read.dependents)
+        first = islice(read.dependents, self.settings.max_combined)
         return JoinedResult(
             read.get_nbytes(),
             [ws.address for ws in read.who_has or ()],
-            readers,
-            # of results with many readers, nobody asks
-            sum(len(reader.dependencies) > 1 for reader in read.dependents)
-            if readers <= self.settings.max_combined
-            else readers,
+            len(read.dependents),
+            sum(len(reader.dependencies) > 1 for reader in first),
         )

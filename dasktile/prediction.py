@@ -79,7 +79,7 @@ DISK_SPEED = 400e6
 
 #: Seconds that a task of arrays adds to a graph, over those of the trivial tasks that `calibrate`
 #: times (measured: with it, half of the runs of twelve workloads take longer than predicted).
-USUAL_TASK = 3.3
+USUAL_TASK = 3.0
 
 #: Bytes of results on a worker that are not worth a search for less (chosen).
 SMALL_PEAK = 2**21

@@ -24,7 +24,13 @@ from dasktile.tiling.plan import TilingPlan
 
 #: Seconds that a run takes besides its tasks and functions (measured: `benchmarks.corpus`, as the
 #: speeds below).
-AWAITED = 0.07
+AWAITED = 0.02
+
+#: Seconds of a thread for a task that runs as a part of another, in a bundle or fused by Dask.
+INNER_TASK = 2e-4
+
+#: Operations that make a view of one element in the shape of a block.
+CONSTANT = frozenset({"zeros_like", "ones_like", "full_like", "empty_like"})
 
 #: Bytes a second of which a thread finds the groups, by the name with which flox's layers begin.
 GROUPED, GROUP_SPEED = "groupby_", 5e7
@@ -48,12 +54,15 @@ class NodeWork:
     blocks
         Blocks of the work that are needed, in the input and in the plan: as many threads at most
         run them.
+    tasks
+        Tasks of the model that are needed, in the input and in the plan.
     """
 
     seconds: float
     operations: float
     slowdown: float
     blocks: tuple[int, int]
+    tasks: tuple[int, int] = (0, 0)
 
 
 def function_work(request: Request, planned: PlannedRequest) -> tuple[NodeWork, ...]:
@@ -75,15 +84,20 @@ def function_work(request: Request, planned: PlannedRequest) -> tuple[NodeWork, 
         cuts = own if tiled is None else tiled.tilings[index].cuts
         made, planned_blocks = (math.prod(map(len, each)) for each in (own, cuts))
         blocks = max(1, round(share * made)), max(1, round(share * planned_blocks))
+        plan = planned.plan
+        tasks = round(share * plan.before.tasks[index]), round(share * plan.after.tasks[index])
         is_product = node.kind is Kind.CONTRACT
         operations = share * node.iterations * node.work if is_product else 0.0
         slowdown = stock_slowdown_of(node, model)
-        found.append(NodeWork(share * _seconds(program, node), operations, slowdown, blocks))
+        seconds = share * _seconds(program, node)
+        found.append(NodeWork(seconds, operations, slowdown, blocks, tasks))
     return tuple(found)
 
 
 def _seconds(program: Program, node: Node) -> float:
     """Seconds that one thread takes for all blocks of a node, operations of products left out."""
+    if node.op in CONSTANT and not node.edges:
+        return 0.0
     seconds = node.nbytes / WORK_SPEED
     if node.op.startswith(GROUPED):
         read = max((program.nodes[edge.producer].nbytes for edge in node.edges), default=0)
@@ -102,7 +116,8 @@ def measured_seconds(
 
     They are those of the simulated runs, and where there is none, the scheduler's for all tasks,
     without those of bytes.  Added are those of the functions: products by the measured speed,
-    groups and other functions by that of `benchmarks.corpus`.  Reading from storage is left out.
+    groups and other functions by that of `benchmarks.corpus`, as tasks that run as a part of
+    others.  Reading from storage is left out.
 
     Parameters
     ----------
@@ -123,24 +138,26 @@ def measured_seconds(
     """
     if machine.calibration is None:
         return None
-    before = _of_run(machine, runs[0], tasks[0])
+    steps = [sum(node.tasks[side] for node in work) for side in range(2)]
+    before = _of_run(machine, runs[0], tasks[0], steps[0])
     if before is not None:
         before += function_seconds(machine, work, plan.before.balance, is_stock=True)
     if plan.tiled is None:
         return before, before
-    after = _of_run(machine, runs[1], tasks[1])
+    after = _of_run(machine, runs[1], tasks[1], steps[1])
     if after is not None:
         after += function_seconds(machine, work, plan.after.balance)
     return before, after
 
 
 def _of_run(
-    machine: Machine, run: Prediction | None, tasks: Callable[[], int | None]
+    machine: Machine, run: Prediction | None, tasks: Callable[[], int | None], steps: int
 ) -> float | None:
-    """Seconds of a run without those of its functions; None if they are unknown."""
+    """Seconds of a run of some tasks of the model without those of its functions, if known."""
     assert machine.calibration is not None
     if run is not None:
-        return AWAITED + run.seconds_with_spill
+        inner = max(0, steps - run.tasks) * INNER_TASK / (machine.workers * machine.threads)
+        return AWAITED + run.seconds_with_spill + inner
     count = tasks()
     task = USUAL_TASK * machine.calibration.task_seconds
     return None if count is None else AWAITED + task * count

@@ -35,7 +35,7 @@ from dasktile.lower.settings import LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
 from dasktile.lower.working import LightTasks, working_bytes
-from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
+from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, token
 
 Key = Any
 
@@ -442,8 +442,18 @@ class GraphTasks:
 
     @cached_property
     def named_homes(self) -> list[int | None]:
-        """The mesh position that the name of each task gives, None if it gives none."""
-        return list(map(self.home_of, self.keys))
+        """The mesh position that the name of each task gives, None if it gives none.
+
+        Names of outputs that the user keeps give none: as in the scheduler plugin, those of tasks
+        that were fused into one of their tasks do.
+        """
+        homes = list(map(self.home_of, self.keys))
+        for number, home in enumerate(homes):
+            if home is None and MARK not in str(self.heads[number]):
+                inside = reversed(keys_in(self.tasks[number]))
+                found = (key for key in inside if decode(head_of(key)) is not None)
+                homes[number] = self.home_of(next(found, None))
+        return homes
 
     def home_of(self, key: Key, placement: Placement | None = None) -> int | None:
         """The mesh position that a key gives, None if it gives none.

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from dasktile.report.rows import NodeReport
 
+#: Bytes that a plan moves as it runs, as a share of those that the model counts, below which they
+#: are predicted instead of these (chosen: within the error that a prediction may have).
+_CLEARLY_FEWER = 0.95
+
 
 @dataclass(frozen=True)
 class PlanReport:
@@ -197,11 +201,13 @@ class PlanReport:
 
         For a plan, ``dasktile.metrics`` shows the same number.  Where the input is unchanged, the
         tasks run where Dask's scheduler places them; without a simulation of that, it is
-        `bytes_before`.  Where a plan only decides where tasks run, they are those of the
-        simulation, too, as the model counts blocks in boxes on a grid of workers.
+        `bytes_before`.  Where a plan only decides where tasks run, or moves clearly fewer bytes as
+        it runs, they are those of the simulation, too: the model counts blocks in boxes on a grid
+        of workers, each array for itself, and workers run chains of tasks as one.
         """
         if self.has_plan:
-            if self.keeps_all_chunks and self.received_after is not None:
-                return self.received_after
-            return self.bytes_after + self.bytes_unplanned
+            counted, moved = self.bytes_after + self.bytes_unplanned, self.received_after
+            if moved is not None and (self.keeps_all_chunks or moved < _CLEARLY_FEWER * counted):
+                return moved
+            return counted
         return self.bytes_before if self.received_before is None else self.received_before

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dasktile.schedule.edges import readers_of
@@ -24,6 +24,10 @@ _SATURATION = 1.1
 #: Workers that have a result, in the order in which they got it, of which one sends it (chosen: all
 #: would take time in proportion to the square of the workers).
 _MOST_ASKED = 8
+
+#: Workers that have a result of which a task without a home may run on one: of more, evenly spaced
+#: ones (chosen, for the same reason).
+_MOST_CANDIDATES = 64
 
 #: Multiples of it, modulo 1, are spread evenly.
 _GOLDEN = 0.6180339887
@@ -480,6 +484,12 @@ class _Simulation:
             sum(len(self.reads[reader]) > 1 for reader in self.readers[read][:MOST_COMBINED]),
         )
 
+    def _some_workers_with(self, read: int, number: int) -> Iterable[int]:
+        """Workers that have a result, of which a task may run on one, see `_MOST_CANDIDATES`."""
+        there = self.there[read]
+        step = len(there) // _MOST_CANDIDATES
+        return there if step < 2 else itertools.islice(there, number % step, None, step)
+
     def _worker_of(self, number: int) -> int:
         """The home of a task; else the worker with an input where it would start first.
 
@@ -493,14 +503,13 @@ class _Simulation:
             best: int | None = worker_of_join(list(map(self._joined, self.reads[number])), int)
             if best is not None:
                 return best
-        total, assumed = 0, self.speeds.assumed or self.speeds.network
+        reads, assumed = self.reads[number], self.speeds.assumed or self.speeds.network
         #: Bytes of inputs on each worker that has any.
-        present: dict[int, int] = {}
-        for read in self.reads[number]:
-            size = self.tasks.sizes[read]
-            total += size
-            for at in self.there[read]:
-                present[at] = present.get(at, 0) + size
+        present = {at: 0 for read in reads for at in self._some_workers_with(read, number)}
+        for read in reads:
+            for at in present.keys() & self.there[read].keys():
+                present[at] += self.tasks.sizes[read]
+        total = sum(self.tasks.sizes[read] for read in reads)
         if len(present) == 1:
             return next(iter(present))
 

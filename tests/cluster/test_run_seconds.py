@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,9 +15,11 @@ import pytest
 import dasktile
 from benchmarks.again import placed_machine
 from dasktile import api, explaining, planning, run_seconds
+from dasktile.prediction import USUAL_TASK, Prediction
 from dasktile.report.explanation import Explanation
-from dasktile.run_seconds import NodeWork, function_seconds
+from dasktile.run_seconds import NodeWork, function_seconds, measured_seconds
 from dasktile.tiling.calibration import Calibration
+from dasktile.tiling.plan import TilingPlan
 
 SPEED = Calibration(bandwidth=5e8, task_seconds=4e-4, flops=1e10, workers=4, threads=4, memory=1e9)
 
@@ -59,7 +61,7 @@ def test_graphs_that_are_too_large_to_simulate_take_as_long_as_their_tasks() -> 
     x = _random(12_000, 100, chunk=10)
     plan = _explained((x + 1).sum(axis=0))
     assert plan.unpredicted
-    assert plan.seconds_before == pytest.approx(14_000 * 3.3 * SPEED.task_seconds, rel=0.2)
+    assert plan.seconds_before == pytest.approx(14_000 * USUAL_TASK * SPEED.task_seconds, rel=0.2)
     assert plan.seconds_after < plan.seconds_before / 10
 
 
@@ -88,6 +90,54 @@ def test_one_block_keeps_one_thread_busy() -> None:
     plan = _explained(x @ x)
     assert plan.seconds_before is not None
     assert plan.seconds_before > 2 * 2000**3 / SPEED.flops
+
+
+def test_constants_take_no_time() -> None:
+    """Their blocks are views of one element."""
+    drawn, constant = _random(4000, 4000, chunk=500), da.ones((4000, 4000), chunks=500)
+    (seconds, _), (none, _) = (_seconds_of_functions(x.sum()) for x in (drawn, constant))
+    assert none < seconds / 100
+
+
+def test_tasks_within_tasks_take_time() -> None:
+    """One bundle of many small tasks takes longer than one task."""
+    plan = _plan_of(_random(400, 400, chunk=100).sum())
+    run = Prediction(1.0, 0, 0, tasks=10)
+    machine = replace(placed_machine(4), calibration=SPEED)
+    few, many = (
+        measured_seconds(
+            machine,
+            plan,
+            [NodeWork(0.0, 0.0, 1.0, (1, 1), (count, 0))],
+            (run, run),
+            (lambda: 10, lambda: 10),
+        )
+        for count in (10, 4010)
+    )
+    assert few is not None and many is not None
+    assert few[0] is not None and many[0] is not None
+    assert many[0] - few[0] == pytest.approx(4000 * run_seconds.INNER_TASK / 4)
+
+
+def _plan_of(array: da.Array) -> TilingPlan:
+    """The plan of an expression for four workers."""
+    found: list[TilingPlan] = []
+    with _measured() as patch:
+        kept = run_seconds.measured_seconds
+
+        def measured(machine: Any, plan: TilingPlan, *args: Any) -> Any:
+            found.append(plan)
+            return kept(machine, plan, *args)
+
+        patch.setattr(explaining, "measured_seconds", measured)
+        dasktile.explain(array)
+    return found[-1]
+
+
+def _seconds_of_functions(array: da.Array) -> tuple[float, float]:
+    """Seconds of a thread for all functions, and their operations."""
+    work = _work(array)
+    return sum(node.seconds for node in work), sum(node.operations for node in work)
 
 
 def test_functions_wait_for_the_busiest_worker() -> None:
@@ -126,19 +176,19 @@ def test_seconds_are_no_reason_to_fail() -> None:
 def test_threads_without_a_needed_block_do_not_help() -> None:
     part = da.sqrt(_random(4000, 100, chunk=100))[:200]
     alone = da.sqrt(_random(200, 100, chunk=100))
-    work = [_work(array) for array in (part, alone)]
-    assert work[0] == work[1]
+    blocks = [[node.blocks[0] for node in _work(array)] for array in (part, alone)]
+    assert blocks[0] == blocks[1]
 
 
-def _work(array: da.Array) -> list[int]:
-    """Needed blocks of the functions of a request in the chunks of the input."""
+def _work(array: da.Array) -> Sequence[NodeWork]:
+    """What the functions of a request take."""
     with _measured() as patch:
-        found: list[list[int]] = []
+        found: list[Sequence[NodeWork]] = []
         kept = run_seconds.function_work
 
         def function_work(*args: Any) -> Any:
             result = kept(*args)
-            found.append([work.blocks[0] for work in result])
+            found.append(result)
             return result
 
         patch.setattr(explaining, "function_work", function_work)

@@ -321,3 +321,30 @@ def test_sizes_are_known_where_reads_and_steps_are_fused(
     explanation = dasktile.explain(*result, workers=4)
     _, run = simulated(result, 4)
     assert explanation.results_before == pytest.approx(max(run.results), rel=0.1)
+
+
+def _numbered(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    """A function that must keep its chunks, as its result depends on them."""
+    values: np.ndarray = block + block_info[None]["chunk-location"][-1]
+    return values
+
+
+def test_tasks_that_keep_their_keys_have_the_homes_of_what_is_fused_into_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Simulated runs took them to run where their inputs are, and chose fewer, larger tiles."""
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("flox")
+    plan_for_workers(monkeypatch, 6)
+    x = da.random.default_rng(0).random((90, 180, 72), chunks=(90, 180, 4))
+    months = xarray.DataArray(
+        x, dims=("y", "x", "time"), coords={"month": ("time", np.arange(72) % 12)}
+    )
+    sums = months.groupby("month").sum().data.rechunk((90, 180, 4))
+    result = sums.map_blocks(_numbered, dtype=float)
+    explanation = dasktile.explain(result, keep_chunks=True, by_hook=True)
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        moved, homeless = traffic([result], 6)
+    assert not homeless
+    assert sum(moved.values()) == pytest.approx(explanation.received_after, abs=20_000)
+    assert explanation.proven_optimal

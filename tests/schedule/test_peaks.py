@@ -75,6 +75,16 @@ def test_tasks_of_any_worker_run_where_their_inputs_are() -> None:
     assert (run.moved, run.seconds) == (0, 4.0)
 
 
+def test_tasks_that_read_what_all_workers_have_run_on_all_of_them() -> None:
+    """Of many workers with the result, a task looks at some: others look at the others."""
+    workers = 400
+    reads: list[list[int]] = [[], *([[0]] * (3 * workers))]
+    homes: list[int | None] = [0, *range(workers), *([None] * (2 * workers))]
+    run = simulate(placed(reads, homes), workers, speeds=STEPS)
+    assert run.moved == workers - 1
+    assert run.seconds <= 6
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_limits_of_random_graphs(seed: int) -> None:
     rng = random.Random(seed)

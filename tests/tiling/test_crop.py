@@ -105,7 +105,7 @@ def test_late_slices_receive_no_more_than_predicted(
 
 def ranges_of(array: da.Array, index: Any) -> tuple[Program, tuple[Any, ...] | None]:
     """The program of a part of an array, and the needed ranges by what the program reads."""
-    program = capture(array[index]).program
+    program = capture([array[index]]).program
     nothing = {
         node.name: np.zeros(tuple(map(len, node.chunks)), bool)
         for number, node in enumerate(program.nodes)

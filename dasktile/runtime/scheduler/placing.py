@@ -326,13 +326,14 @@ class Placing:
 
     def _primary(self, ts: TaskState) -> str:
         """The worker that counts as that of a result: its home by its name, if that has it."""
-        if ts.who_has and len(ts.who_has) == 1:
-            return next(iter(ts.who_has)).address
-        addresses = sorted((ws.address for ws in ts.who_has or ()), key=self.homes.place)
-        home = LayerTable(self.homes).home(ts.key) if len(addresses) > 1 else None
-        if home in addresses:
+        having = {ws.address for ws in ts.who_has or ()}
+        if len(having) == 1:
+            return next(iter(having))
+        home = LayerTable(self.homes).home(ts.key)
+        if home in having:
             return home
         index = ts.key[1:] if type(ts.key) is tuple else ()
+        addresses = sorted(having, key=self.homes.place)
         return primary([i for i in index if isinstance(i, int)], addresses)
 
     def _restrict_function(self) -> Callable[[TaskState, str], None]:

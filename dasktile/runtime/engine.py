@@ -47,9 +47,6 @@ from typing import Any
 #: thread, but not while the caller holds locks that the function takes; and with its priority.
 Lane = Callable[[Callable[[], None], int], object]
 
-#: Ends an operation that continues after its function has returned.
-Done = Callable[[], None]
-
 
 class _Inline(threading.local):
     """A lane that runs work in the calling thread; work pushed by work is queued after it."""
@@ -173,11 +170,10 @@ class Variable:
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    function: Callable[..., Any]
+    function: Callable[[], Any]
     reads: tuple[Variable, ...]
     mutates: tuple[Variable, ...]
     lane: Lane
-    is_async: bool
     runs_after_failure: bool
     priority: int
     future: Future[Any] = field(default_factory=Future)
@@ -259,37 +255,7 @@ class Engine:
             If a variable was deleted before.
         """
         checked = self._check(reads, mutates, lane)
-        return self._push(_Operation(function, *checked, False, False, priority))
-
-    def push_async(
-        self,
-        function: Callable[[Done], Any],
-        reads: Iterable[Variable] = (),
-        mutates: Iterable[Variable] = (),
-        lane: str | None = None,
-        priority: int = 0,
-    ) -> Future[Any]:
-        """Run a function that starts work which continues after it has returned.
-
-        Parameters
-        ----------
-        function
-            Called with a callback, which must be called, from any thread, when the work is done.
-            If the function raises instead, the work has failed.
-        reads, mutates, lane, priority
-            As for :meth:`push`.
-
-        Returns
-        -------
-        A future of the function's result, done when the work is.
-
-        Raises
-        ------
-        ValueError, DeletedVariableError
-            As :meth:`push`.
-        """
-        checked = self._check(reads, mutates, lane)
-        return self._push(_Operation(function, *checked, True, False, priority))
+        return self._push(_Operation(function, *checked, False, priority))
 
     def hasten(self, future: Future[Any], priority: int) -> None:
         """Raise the priority of a function that has not started.
@@ -336,7 +302,7 @@ class Engine:
             As :meth:`push`.
         """
         free = function if function is not None else _nothing
-        operation = _Operation(free, *self._check((), (variable,), lane), False, True, priority)
+        operation = _Operation(free, *self._check((), (variable,), lane), True, priority)
         return self._push(operation, deletes=variable)
 
     def delete_idle(self, variable: Variable) -> bool:
@@ -377,7 +343,7 @@ class Engine:
         Exception
             The exception of a write of the variable.
         """
-        operation = _Operation(_nothing, (variable,), (), inline, False, False, 0)
+        operation = _Operation(_nothing, (variable,), (), inline, False, 0)
         self._push(operation).result(timeout)
 
     def wait_all(self, timeout: float | None = None) -> None:
@@ -480,13 +446,12 @@ class Engine:
         if failed is not None:
             self._end(operation, None, failed)
             return
-        end = _End(self, operation)
         try:
-            end.value = operation.function(*([end] if operation.is_async else []))
+            value = operation.function()
         except BaseException as error:
-            end.failed(error)
+            self._end(operation, None, error)
             return
-        end.returned()
+        self._end(operation, value, None)
 
     def _end(self, operation: _Operation, value: Any, error: BaseException | None) -> None:
         # before the future is done: by then the objects that the function holds must be free
@@ -510,40 +475,6 @@ class Engine:
             del self._left[operation.future]
             if not self._left:
                 self._idle.notify_all()
-
-
-class _End:
-    """The end of an operation: when its function has returned and its work is done."""
-
-    __slots__ = ("_engine", "_lock", "_operation", "_parts", "value")
-
-    def __init__(self, engine: Engine, operation: _Operation) -> None:
-        self.value: Any = None
-        self._engine = engine
-        self._operation = operation
-        self._lock = threading.Lock()
-        self._parts = {"return", "work"} if operation.is_async else {"return"}
-
-    def __call__(self) -> None:
-        """Note that the work is done; a second call does nothing."""
-        self._without("work")
-
-    def returned(self) -> None:
-        self._without("return")
-
-    def failed(self, error: BaseException) -> None:
-        with self._lock:
-            self._parts.clear()
-        self._engine._end(self._operation, None, error)
-
-    def _without(self, part: str) -> None:
-        with self._lock:
-            if part not in self._parts:
-                return
-            self._parts.remove(part)
-            ended = not self._parts
-        if ended:
-            self._engine._end(self._operation, self.value, None)
 
 
 def _nothing() -> None:

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -104,17 +103,15 @@ def test_lanes(engine: Engine, steps: Steps) -> None:
         Engine({})
 
 
-def test_many_operations_become_ready_at_once() -> None:
-    engine = Engine({"inline": inline})
+def test_many_operations_become_ready_at_once(engine: Engine, steps: Steps) -> None:
     a, gate = engine.new_variable(), engine.new_variable()
     count = []
-    ends: list[Any] = []
-    engine.push_async(ends.append, [], [gate])
-    engine.push(lambda: count.append(1), [gate], [a])
+    engine.push(int, [], [gate], lane="steps")
+    engine.push(lambda: count.append(1), [gate], [a], lane="inline")
     for _ in range(5000):
-        engine.push(lambda: count.append(1), [], [a])
+        engine.push(lambda: count.append(1), [], [a], lane="inline")
     assert not count
-    ends[0]()
+    steps.step()
     assert (len(count), a.version, engine.left) == (5001, 5001, 0)
 
 
@@ -187,29 +184,6 @@ def test_variables_of_failed_operations_can_be_deleted(engine: Engine, steps: St
     done = engine.delete(a, lambda: freed.append(1))
     steps.all()
     assert (freed, done.exception(0)) == ([1], None)
-
-
-def test_work_that_continues_after_the_function_returns(engine: Engine, steps: Steps) -> None:
-    a = engine.new_variable()
-    ends: list[Callable[[], None]] = []
-    future = engine.push_async(ends.append, [], [a])
-    engine.push(int, [a])
-    steps.step()
-    assert not steps.ready
-    assert not future.done()
-    ends[0]()
-    ends[0]()
-    assert (a.version, len(steps.ready), future.done()) == (1, 1, True)
-
-    def at_once(done: Callable[[], None]) -> int:
-        done()
-        return 5
-
-    steps.all()
-    assert engine.push_async(at_once, [], [a], lane="inline").result(0) == 5
-    broken = engine.push_async(lambda done: failing(), [], [a], lane="inline")
-    assert isinstance(broken.exception(0), RuntimeError)
-    assert engine.left == 0
 
 
 def test_waiting_has_a_limit(engine: Engine, steps: Steps) -> None:

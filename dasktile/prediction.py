@@ -16,7 +16,8 @@ from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.placed import guessed_operations, placed_tasks
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.homes import has_homes
-from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+from dasktile.schedule.peaks import Speeds, simulate
+from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.placement import is_written, placements_of
 from dasktile.tiling.calibration import Calibration
 

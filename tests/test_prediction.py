@@ -32,7 +32,8 @@ from dasktile.prediction import (
     work_seconds,
 )
 from dasktile.schedule.homes import Homes
-from dasktile.schedule.peaks import PlacedTasks, simulate
+from dasktile.schedule.peaks import simulate
+from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.placement import Placement
 from dasktile.schedule.ranks import rank_of
 from tests.support import plan_for_workers

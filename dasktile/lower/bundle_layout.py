@@ -177,7 +177,7 @@ class BundleLayout:
         """The mesh position that the name of a block of an output gives; None if it gives none."""
         name = self.tasks.heads[number]
         new = self.tasks.limits.placements.get(name) if name in self.names else None
-        return self.tasks.home_of(self.tasks.keys[number], new)
+        return self.tasks.names.of(self.tasks.keys[number], new=new)
 
     def _gives_home(self, run: Run, output: int) -> bool:
         """Whether the scheduler plugin finds the home of a run whose key is that of an output."""
@@ -190,7 +190,7 @@ class BundleLayout:
         steps = (tasks.tasks[number] for number in run.tasks)
         inside = [key for step in steps for key in (*keys_in(step), step.key)]
         named = (key for key in reversed(inside) if decode(head_of(key)) is not None)
-        return tasks.home_of(next(named, None)) == home
+        return tasks.names.of(next(named, None)) == home
 
     def output_key(self, number: int) -> Key:
         """The key of a block of an output."""

@@ -23,8 +23,8 @@ from dasktile.lower.bundle_tasks import has_bundle
 from dasktile.lower.merged_layers import merged
 from dasktile.lower.tasks import GraphTasks, fuses
 from dasktile.schedule.edges import readers_of
-from dasktile.schedule.joining import MOST_COMBINED
-from dasktile.schedule.peaks import PlacedTasks
+from dasktile.schedule.joining import MOST_COMBINED, worker_of_most
+from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.placement import SLICE_PREFIX, is_written
 from dasktile.schedule.ranks import rank_of, ranked_order
 
@@ -379,13 +379,8 @@ def _most_common(
     homes: Sequence[int | None], tasks: Sequence[int], near: Collection[int] = ()
 ) -> int | None:
     """The position of most tasks, the first of several; those in `near` only break ties."""
-    counts: dict[int, tuple[int, int]] = {}
-    for task in tasks:
-        home = homes[task]
-        if home is not None:
-            planned, placed = counts.get(home, (0, 0))
-            counts[home] = planned + (task not in near), placed + 1
-    return max(sorted(counts), key=counts.__getitem__, default=None)
+    best: int | None = worker_of_most(((homes[task], task in near) for task in tasks), int)
+    return best
 
 
 def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:

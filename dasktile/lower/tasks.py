@@ -28,6 +28,7 @@ from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.frozen import PLAIN, frozen_tasks
 from dasktile.lower.known import KnownResult
 from dasktile.lower.merged_layers import MergedGraph
+from dasktile.lower.named_homes import NamedHomes
 from dasktile.lower.names import predicted_bytes, whole_layer_name, without_names
 from dasktile.lower.places import places_of
 from dasktile.lower.run_order import Edges
@@ -35,7 +36,7 @@ from dasktile.lower.settings import LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
 from dasktile.lower.working import LightTasks, working_bytes
-from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, token
+from dasktile.schedule.placement import SLICE_PREFIX, token
 
 Key = Any
 
@@ -116,7 +117,7 @@ class GraphTasks:
         self.edges = Edges(self.reads)
         self.readers = self.edges.readers
         self.inputs_first = self._inputs_first()
-        self._placements: dict[str, Placement | None] = {}
+        self.names = NamedHomes(limits)
         self.sizes, self.guessed = estimated_sizes(self)
         self.unsized = {at for at in self.guessed if not self.sizes[at]}
         for at in self.unsized:
@@ -435,60 +436,24 @@ class GraphTasks:
 
     # Homes
 
-    def _placement(self, name: str) -> Placement | None:
-        if name not in self._placements:
-            self._placements[name] = decode(name)
-        return self._placements[name]
-
     @cached_property
     def named_homes(self) -> list[int | None]:
-        """The mesh position that the name of each task gives, None if it gives none.
-
-        Names of outputs that the user keeps give none: as in the scheduler plugin, those of tasks
-        that were fused into one of their tasks do.
-        """
-        homes = list(map(self.home_of, self.keys))
-        for number, home in enumerate(homes):
-            if home is None and MARK not in str(self.heads[number]):
-                inside = reversed(keys_in(self.tasks[number]))
-                found = (key for key in inside if decode(head_of(key)) is not None)
-                homes[number] = self.home_of(next(found, None))
-        return homes
-
-    def home_of(self, key: Key, placement: Placement | None = None) -> int | None:
-        """The mesh position that a key gives, None if it gives none.
-
-        `placement` is that of another name that the task will have.
-        """
-        placement = placement or self._placement(str(head_of(key)))
-        if placement is None or type(key) is not tuple:
-            return None
-        if placement.follow is not None:
-            block = placement.followed(key[1:])
-            blocks = self.limits.positions.get(placement.follow.token, {})
-            return None if block is None else blocks.get(block)
-        position = placement.position_of(key[1:])
-        if position is None or placement.mesh == self.limits.mesh:
-            return position
-        if placement.positions == math.prod(self.limits.mesh):
-            return position
-        table = self.limits.tables.get(placement.positions)
-        return None if table is None else table[position]
+        """The mesh position that the name of each task gives, None if it gives none."""
+        return list(map(self.names.of_task, self.tasks, self.keys))
 
     def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
-        key, blocks = self.keys[number], self._planned_positions[self.heads[number]]
-        if not blocks:
-            tiles = self.limits.named.get(self.heads[number])
-            if tiles is None:
-                return self.named_homes[number]
-            return self.home_of(key, self._placement(tiles))
-        return blocks.get(key[1:] if type(key) is tuple else ())
+        key, head = self.keys[number], self.heads[number]
+        blocks = self.limits.positions.get(self._tokens[head], {})
+        if blocks:
+            return blocks.get(key[1:] if type(key) is tuple else ())
+        tiles = self.limits.named.get(head)
+        return self.named_homes[number] if tiles is None else self.names.of(key, tiles)
 
     @cached_property
-    def _planned_positions(self) -> dict[str, Mapping[tuple[int, ...], int]]:
-        """By the first item of keys, `BundleLimits.positions`; empty for names without any."""
-        return {head: self.limits.positions.get(token(head), {}) for head in set(self.heads)}
+    def _tokens(self) -> dict[str, str]:
+        """The tokens of the first items of keys."""
+        return {head: token(head) for head in set(self.heads)}
 
     def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""

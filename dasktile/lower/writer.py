@@ -26,7 +26,7 @@ from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.placed import guessed_names, placed_tasks
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.written import wanted_keys
-from dasktile.schedule.peaks import PlacedTasks
+from dasktile.schedule.placed_tasks import PlacedTasks
 
 __all__ = ["Lowered", "lower"]
 

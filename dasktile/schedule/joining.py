@@ -1,7 +1,8 @@
-"""The worker of a task that joins several results, by their bytes.
+"""The worker of a task whose name gives none: that of most of its neighbours, or of most bytes.
 
-The scheduler plugin places tasks behind a plan by it (:mod:`dasktile.runtime.scheduler.joins`), and
-simulations of the plan's graph do the same (:mod:`dasktile.schedule.peaks`).
+The scheduler plugin places tasks beside and behind a plan so (:mod:`dasktile.runtime.scheduler`),
+and simulations of the plan's graph do the same (:mod:`dasktile.lower.placed`,
+:mod:`dasktile.schedule.peaks`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,29 @@ class JoinedResult:
     workers: Iterable[Any]
     readers: int
     joins: int
+
+
+def worker_of_most(
+    neighbours: Iterable[tuple[Any, bool]], place: Callable[[Any], Any]
+) -> Any | None:
+    """The worker that has most neighbours of a task; None if no worker has any.
+
+    Parameters
+    ----------
+    neighbours
+        Of each neighbour, its worker, None if it has none; and whether it only breaks ties, as one
+        that has no worker by its own name.
+    place
+        Of a worker, what decides between workers with as many: the least.
+    """
+    counts: dict[Any, tuple[int, int]] = {}
+    for worker, breaks_ties in neighbours:
+        if worker is not None:
+            sure, several = counts.get(worker, (0, 0))
+            counts[worker] = sure + (not breaks_ties), several + 1
+    if len(counts) < 2:
+        return next(iter(counts), None)
+    return max(sorted(counts, key=place), key=counts.__getitem__)
 
 
 def worker_of_join(

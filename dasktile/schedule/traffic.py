@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.schedule.peaks import PlacedTasks
+from dasktile.schedule.placed_tasks import PlacedTasks
 
 
 def bytes_between(tasks: PlacedTasks, workers: int) -> npt.NDArray[np.int64]:

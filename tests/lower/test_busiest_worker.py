@@ -11,7 +11,8 @@ import pytest
 import dasktile
 from dasktile.ir import Program
 from dasktile.schedule import peaks
-from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+from dasktile.schedule.peaks import Speeds, simulate
+from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.tiling import tile
 from tests.programs import Builder
 from tests.support import plan_for_workers

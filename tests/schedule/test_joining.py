@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dasktile.schedule.joining import JoinedResult, worker_of_join
-from dasktile.schedule.peaks import PlacedTasks, simulate
+from dasktile.schedule.peaks import simulate
+from dasktile.schedule.placed_tasks import PlacedTasks
 
 
 def _result(nbytes: int, *workers: int, readers: int = 2, joins: int = 1) -> JoinedResult:

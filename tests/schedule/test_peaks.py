@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dasktile.schedule import peaks
-from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+from dasktile.schedule.peaks import Speeds, simulate
+from dasktile.schedule.placed_tasks import PlacedTasks
 
 #: Speeds at which only tasks take time: a second each.
 STEPS = Speeds(task=1.0, scheduler=0.0, memory=float("inf"), network=float("inf"), variation=0.0)

@@ -29,6 +29,7 @@ from dasktile.runtime.scheduler.windows import Windows
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.families import families
 from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
+from dasktile.schedule.joining import worker_of_most
 from dasktile.schedule.placement import MARK, primary, token
 
 if TYPE_CHECKING:
@@ -265,17 +266,12 @@ class Placing:
 
         Neighbours in `near`, which have no home worker of their own, only break ties.
         """
-        counts: dict[str, tuple[int, int]] = {}
-        for other in touched:
-            home = homes.get(other.key) or self._location(other, homes)
-            if home is not None:
-                planned, placed = counts.get(home, (0, 0))
-                counts[home] = planned + (other.key not in near), placed + 1
-        if counts:
-            [best, *rest] = counts
-            if rest:
-                # of equal ones the first in mesh order
-                best = max(sorted(counts, key=self.homes.place), key=counts.__getitem__)
+        neighbours = (
+            (homes.get(other.key) or self._location(other, homes), other.key in near)
+            for other in touched
+        )
+        best = worker_of_most(neighbours, self.homes.place)
+        if best is not None:
             homes[ts.key] = best
             restrict(ts, best)
 

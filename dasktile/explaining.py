@@ -13,11 +13,10 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import disable_gc
 
 from dasktile import choice, config
-from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.located import blocks_there
 from dasktile.cluster.target import Machine
-from dasktile.collections.boundary import boundary, reachable
-from dasktile.ir import Chunks, Program
+from dasktile.collections.boundary import boundary, without_joins
+from dasktile.ir import Program
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
 from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
@@ -239,17 +238,8 @@ def explained_graph(
         return None
     names = [array.name for array in ends.arrays]
     method = config.setting("method")
-    if all(map(joins_blocks, ends.above)):
-        # blocks are joined whatever their size
-        keys = [blocks(array.name, array.chunks) for array in ends.arrays]
-        free: frozenset[str] = frozenset()
-        request = Request(reachable(graph, names), ends.arrays, free, free, target, method, keys)
-    else:
-        above, kept = tuple(ends.above), frozenset(names)
-        request = Request(graph, ends.arrays, kept, kept, target, method, keys, above)
+    below, keys, above = without_joins(graph, ends, keys)
+    # blocks are joined whatever their size
+    kept = frozenset(names) if above else frozenset[str]()
+    request = Request(below, ends.arrays, kept, kept, target, method, keys, above)
     return names, explained(request)
-
-
-def blocks(name: str, chunks: Chunks) -> list[tuple[Any, ...]]:
-    """The keys of all blocks of an array."""
-    return [(name, *block) for block in itertools.product(*(range(len(sizes)) for sizes in chunks))]

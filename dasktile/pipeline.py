@@ -18,7 +18,7 @@ from dasktile.capture.references import head_of
 from dasktile.capture.structure import Structured
 from dasktile.choice import chosen_plan, needs_no_plan
 from dasktile.cluster.target import Machine
-from dasktile.collections.boundary import boundary, splice
+from dasktile.collections.boundary import boundary, splice, without_joins
 from dasktile.collections.hooked import note_written
 from dasktile.collections.unpack import Rewritten
 from dasktile.ir import Program
@@ -107,8 +107,9 @@ def rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLeve
     ends = boundary(graph, keys)
     if ends is None:
         return None
-    none, method, above = frozenset[str](), config.setting("method"), tuple(ends.above)
-    new = rewrite(Request(graph, ends.arrays, none, none, target, method, keys, above).by_hook())
+    none, method = frozenset[str](), config.setting("method")
+    below, keys, above = without_joins(graph, ends, keys)
+    new = rewrite(Request(below, ends.arrays, none, none, target, method, keys, above).by_hook())
     if new is None:
         return None
     tiled = splice(graph, ends, new.graph)

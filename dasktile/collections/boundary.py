@@ -8,6 +8,7 @@ chunk sizes are arrays, too, if they are made of known ones.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dask.blockwise import Blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from dasktile._compat.dask import GraphNode, getitem_variadic
+from dasktile._compat.dask import GraphNode, getitem_variadic, joins_blocks
 from dasktile.capture.base import ArrayInfo, GraphView, has_all_blocks
 from dasktile.capture.corrections import correct_arrays
 from dasktile.capture.measured import measured_arrays
@@ -145,6 +146,31 @@ def _upper_bounds(view: GraphView, name: str, chunks: Chunks) -> Chunks:
 
 def _has_unknown(chunks: Iterable[Sequence[float]]) -> bool:
     return any(math.isnan(size) for sizes in chunks for size in sizes)
+
+
+def without_joins(
+    graph: HighLevelGraph, ends: Boundary, keys: Any
+) -> tuple[HighLevelGraph, Any, tuple[str, ...]]:
+    """What is planned of a graph, without the tasks with which `compute` joins blocks.
+
+    These have no part in a plan, so that it is the same whatever is done with the arrays.
+
+    Parameters
+    ----------
+    graph, ends, keys
+        The graph, its topmost arrays, and the wanted keys.
+
+    Returns
+    -------
+    The graph, the wanted keys, and the names of layers above the arrays.
+    """
+    if not ends.above or not all(map(joins_blocks, ends.above)):
+        return graph, keys, tuple(ends.above)
+    blocks = [
+        [(array.name, *block) for block in itertools.product(*map(range, array.numblocks))]
+        for array in ends.arrays
+    ]
+    return reachable(graph, [array.name for array in ends.arrays]), blocks, ()
 
 
 def splice(old: HighLevelGraph, ends: Boundary, new: HighLevelGraph) -> HighLevelGraph:

@@ -30,6 +30,7 @@ from dasktile.capture.base import (
 )
 from dasktile.capture.failures import failures
 from dasktile.capture.highlevel import RECOGNISERS, capture, capture_graph, describable
+from dasktile.capture.rules import sources
 from dasktile.capture.rules.blockwise import Contract, Map
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
 from dasktile.capture.user_kernels import lookup, register_kernel
@@ -149,13 +150,29 @@ class TestSources:
         node, kernel = last(da.from_array(np.arange(4), chunks=-1))
         assert isinstance(kernel, InMemory) and kernel.array.shape == node.shape == (4,)
 
-    def test_blocks_of_different_arrays_are_resident(self) -> None:
+    def test_small_blocks_of_different_arrays_become_one_array(self) -> None:
+        """A graph that was sent to a scheduler has copies of the blocks of an array."""
+        data = np.random.default_rng(0).integers(0, 9, (7, 10))
+        x = da.from_array(data, chunks=(3, 4))
+        graph = {key: np.array(block) for key, block in x.dask.items()}
+        name = x.name
+        sent = da.Array(
+            HighLevelGraph.from_collections(name, graph, dependencies=()), name, x.chunks, x.dtype
+        )
+        node, kernel = last(sent)
+        assert node.kind is Kind.SOURCE and node.labels == last(x)[0].labels
+        assert isinstance(kernel, InMemory)
+        np.testing.assert_array_equal(kernel.array, data)
+
+    def test_blocks_of_different_arrays_are_resident(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sources, "MOST_COPIED", 0)
         node, kernel = last((x + 1).persist(scheduler="sync"))
         assert node.kind is Kind.OPAQUE and node.resident
         assert kernel == Verbatim((node.name,))
         assert "in memory" in node.reason
 
-    def test_overlapping_views_are_not_one_array(self) -> None:
+    def test_overlapping_views_are_not_one_array(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sources, "MOST_COPIED", 0)
         data = np.arange(8.0)
         name = "swapped"
         graph = HighLevelGraph.from_collections(

@@ -93,6 +93,10 @@ REPEATABLE = {"h5py", "netCDF4", "numpy", "tensorstore", "xarray", "zarr"}
 #: Why ranges that are not of integers are unchanged; the name of the function comes before.
 _ROUNDED = "is rounded differently in other chunks"
 
+#: Bytes of an array up to which blocks without common memory are copied into one (chosen: labels of
+#: groups, coordinates, weights; larger ones may be persisted results).
+MOST_COPIED = 2**20
+
 #: Functions that slice an array-like, as ``getter(array, slices)``.
 _GETTERS = (getter, getter_nofancy, getter_inline, operator.getitem)
 
@@ -156,6 +160,8 @@ def in_memory(view: GraphView, name: str) -> Operation | None:
     if not all(map(has_value, layer.values())):
         return None
     whole = _whole(blocks, info)
+    if whole is None:
+        whole = _joined(blocks, info)
     if whole is not None:
         # every block travels with its task, to the worker that reads it
         return replace(_source(info, InMemory(whole), op="array"), root=True)
@@ -400,6 +406,29 @@ def _whole(blocks: Mapping[Any, Any], info: ArrayInfo) -> np.ndarray[Any, Any] |
             return None
         if part.strides != whole.strides or not (part is whole or part.base is whole):
             return None
+    return whole
+
+
+def _joined(blocks: Mapping[Any, Any], info: ArrayInfo) -> np.ndarray[Any, Any] | None:
+    """A new array of all blocks, which share no memory once a graph was sent to a scheduler.
+
+    None for large arrays, and for blocks that are not as the array says.
+    """
+    if info.dtype.hasobject or math.prod(info.shape) * info.dtype.itemsize > MOST_COPIED:
+        return None
+    whole = np.empty(info.shape, info.dtype)
+    places = [bounds(cuts) for cuts in info.chunks]
+    for block in itertools.product(*map(range, info.numblocks)):
+        part = blocks.get((info.name, *block))
+        region = tuple(
+            slice(place[i], place[i] + cuts[i])
+            for place, cuts, i in zip(places, info.chunks, block, strict=True)
+        )
+        if type(part) is not np.ndarray or part.dtype != whole.dtype:
+            return None
+        if part.shape != whole[region].shape:
+            return None
+        whole[region] = part
     return whole
 
 

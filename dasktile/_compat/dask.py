@@ -21,6 +21,7 @@ dasktile is imported, and
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -459,10 +460,42 @@ def fused_tasks(task: Any) -> Mapping[Any, Any]:
     return task.args[0] if isinstance(task.args[0], Mapping) else {}
 
 
+#: The name of a layer that is merged into another one, with the axes of its blocks.
+_PART = re.compile(r"(.+?)((?:_\.\d+)+)")
+
+
 def fused_keys(task: Any) -> tuple[Any, ...]:
     """Keys of the tasks that are fused into a task, inputs first; empty if there are none."""
-    parts = fused_tasks(task)
-    return tuple(inner for key, part in parts.items() for inner in (*fused_keys(part), key))
+    return tuple(
+        inner
+        for key, part in fused_tasks(task).items()
+        for inner in (*fused_keys(part), key_of_part(key, task.key))
+    )
+
+
+def key_of_part(name: Any, key: Any) -> Any:
+    """The key of a task that is merged into another one, as it would be without that.
+
+    Where Dask merges layers of blocks, the names of their parts have no blocks, but the axes of the
+    whole, as in ``'add-1234_.1_.0'``, by the places of which the key of the whole has the blocks.
+
+    Parameters
+    ----------
+    name
+        The key by which the whole knows its part.
+    key
+        The key of the whole.
+    """
+    if type(name) is not str or type(key) is not tuple or "_." not in name:
+        return name
+    found = _PART.fullmatch(name)
+    if found is None:
+        return name
+    # elementwise operations number their axes from the last one
+    places = [len(key) - 1 - int(axis) for axis in found[2].split("_.")[1:]]
+    if places[0] < 1 or places != sorted(places):
+        return name  # an axis that the whole does not have, or in another order
+    return (found[1], *(key[place] for place in places))
 
 
 def graphs_of(expression: Any) -> Iterator[tuple[Any, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dask.core import flatten
 
-from dasktile._compat.dask import fused_tasks, is_fused
+from dasktile._compat.dask import fused_tasks, is_fused, key_of_part
 
 Key = Any
 
@@ -72,7 +72,7 @@ def keys_in(task: Any) -> tuple[Key, ...]:
     for part in tasks_in(task) or fused_tasks(task).values():
         if runs_tasks(part):
             keys += keys_in(part)
-        keys.append(part.key)
+        keys.append(key_of_part(part.key, task.key))
     return tuple(keys)
 
 

@@ -9,6 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.blockwise import Blockwise
 from distributed import Client, LocalCluster, wait
 from distributed.utils_test import gen_cluster
 
@@ -215,3 +216,19 @@ def test_the_hook_plans_for_the_cluster_that_has_the_plugin() -> None:
         counts = dasktile.metrics(client)
         assert counts.placed >= 0.9 * counts.tasks - x.npartitions
         assert counts.bytes_received <= 1.05 * counts.bytes_predicted + SMALL
+
+
+def test_operations_that_dask_merges_with_those_of_a_plan_run_where_these_do() -> None:
+    """Dask merges layers of blocks, whose names the tasks then know with axes, without blocks."""
+    x = source(50_000, 40, (5_000, 40))
+    mean, variance = x.mean(axis=0), x.var(axis=0)
+    with predicted.cluster(8) as client:
+        dasktile.enable(client)
+        planned, *_ = dasktile.optimize((x - mean) / da.sqrt(variance), mean, variance)
+        assert any(type(layer) is Blockwise for layer in planned.dask.layers.values())
+        dasktile.metrics(client, reset=True)
+        result = client.persist(2 * planned)
+        wait(result)
+        measured = dasktile.metrics(client)
+    assert measured.placed == measured.tasks
+    assert measured.bytes_received <= 1.05 * measured.bytes_predicted + SMALL < x.nbytes / 20

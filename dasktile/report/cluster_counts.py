@@ -97,7 +97,7 @@ class Metrics:
 
     ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans,
     the ``bytes_predicted`` of ``explain``, but by the model also where a plan keeps all chunks, or
-    moves clearly fewer as it runs; *received* are measured.  Where ``explain`` says that workers
+    clearly moves others as it runs; *received* are measured.  Where ``explain`` says that workers
     receive more *in all* than the plan moves, the rest is predicted for a layer ``bundle``, and
     received for the layers whose tasks read it.  More is received than predicted where the
     sizes of results are unknown, as those of functions of the user.

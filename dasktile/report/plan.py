@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from dasktile.report.rows import NodeReport
 
-#: Bytes that a plan moves as it runs, as a share of those that the model counts, below which they
-#: are predicted instead of these (chosen: within the error that a prediction may have).
-_CLEARLY_FEWER = 0.95
+#: Difference of the bytes that a plan moves as it runs from those that the model counts, as a share
+#: of these, from which on they are predicted instead (chosen: the error that a prediction may have).
+_ANOTHER = 0.05
 
 
 @dataclass(frozen=True)
@@ -196,18 +196,25 @@ class PlanReport:
         return not self.uncounted or self.bytes_after <= self.bytes_before
 
     @property
+    def bytes_counted(self) -> int:
+        """Bytes of the plan by the model, those of earlier plans and within operations included."""
+        return self.bytes_after + self.bytes_unplanned
+
+    @property
     def bytes_predicted(self) -> int:
         """Bytes that workers receive from each other: of the plan, or of Dask's own graph.
 
-        For a plan, ``dasktile.metrics`` shows the same number.  Where the input is unchanged, the
+        For a plan, ``dasktile.metrics`` shows `bytes_counted`.  Where the input is unchanged, the
         tasks run where Dask's scheduler places them; without a simulation of that, it is
-        `bytes_before`.  Where a plan only decides where tasks run, or moves clearly fewer bytes as
+        `bytes_before`.  Where a plan only decides where tasks run, or clearly moves other bytes as
         it runs, they are those of the simulation, too: the model counts blocks in boxes on a grid
         of workers, each array for itself, and workers run chains of tasks as one.
         """
         if self.has_plan:
-            counted, moved = self.bytes_after + self.bytes_unplanned, self.received_after
-            if moved is not None and (self.keeps_all_chunks or moved < _CLEARLY_FEWER * counted):
+            counted, moved = self.bytes_counted, self.received_after
+            if moved is not None and (
+                self.keeps_all_chunks or abs(moved - counted) > _ANOTHER * counted
+            ):
                 return moved
             return counted
         return self.bytes_before if self.received_before is None else self.received_before

@@ -60,7 +60,7 @@ def summary(plan: PlanReport) -> list[str]:
             f" give optimize the arrays that these were made of, for {plan.workers:,}"
         )
     if plan.has_plan and plan.bytes_unplanned:
-        received = format_bytes(plan.bytes_predicted)
+        received = format_bytes(plan.bytes_counted)
         counted = "by the model, workers" if _is_simulated(plan) else "workers"
         lines.append(
             f"{counted} receive {received} in all, with what tasks of one operation, or of an"
@@ -260,7 +260,7 @@ def _run(plan: PlanReport) -> list[str]:
         line += f", workers {_instead('receive about', first, last, '', roughly='roughly ')}"
         if format_bytes(first) != format_bytes(last):
             line += " where Dask's scheduler places its own graph"
-        if last > _MORE_RECEIVED * max(plan.bytes_predicted, LARGE):
+        if last > _MORE_RECEIVED * max(plan.bytes_counted, LARGE):
             line += (
                 "; that is more than the model counts, as parts of an array that a worker"
                 " reads in tiles of two shapes are sent for each of them"

@@ -791,6 +791,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.slots",
             "runtime.settings",
             "schedule.families",
+            "schedule.joining",
         },
         {"distributed"},
     ),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from dasktile._compat.dask import DataNode
 from dasktile.lower.settings import LowerSettings
+from dasktile.schedule.joining import CUT_DATA
 
 Place = int | None
 
@@ -82,6 +83,7 @@ class _Places:
 
     def complete(self) -> list[Place]:
         self.place_by_inputs()
+        self.place_slices_of_data()
         self.place_by_readers()
         rest = [number for number in self.unplaced if self.places[number] is None]
         if len(rest) >= self.graph.settings.divided_share * len(self.places):
@@ -95,6 +97,31 @@ class _Places:
         for number in self.unplaced:
             if self.places[number] is None:
                 self.places[number] = self.place_of_inputs(number)
+
+    def place_slices_of_data(self) -> None:
+        """Cut a large block of data where most of it is read: the other workers need only slices.
+
+        Where a worker reads the block as a whole, it has it.
+        """
+        graph, places = self.graph, self.places
+        for data, readers in enumerate(graph.readers):
+            if type(graph.tasks[data]) is not DataNode or len(readers) < 2:
+                continue
+            if graph.sizes[data] < CUT_DATA:
+                continue
+            slices = [number for number in readers if graph.is_cut(number)]
+            if len(slices) < len(readers):
+                continue
+            read: Counter[Place] = Counter()
+            for number in slices:
+                for place in {places[reader] for reader in graph.readers[number]}:
+                    read[place] += graph.sizes[number]
+            if len(read) < 2 or None in read:
+                continue
+            best = min(read, key=lambda place: (-read[place], place or 0))
+            for number in slices:
+                if places[number] is None and graph.may_run(number):
+                    places[number] = best
 
     def place_by_readers(self) -> None:
         """Run a task without inputs where its only readers are.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dasktile.report.rows import NodeReport
 
 #: Difference of the bytes that a plan moves as it runs from those that the model counts, as a share
-#: of these, from which on they are predicted instead (chosen: the error that a prediction may have).
+#: of these, above which they are predicted instead (chosen: the error a prediction may have).
 _ANOTHER = 0.05
 
 

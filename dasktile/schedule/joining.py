@@ -16,6 +16,10 @@ from typing import Any
 #: combine, at the most; and tasks that join a result with others, up to which they run where it is.
 MOST_COMBINED, MOST_JOINED = 64, 4
 
+#: Bytes of a block of data of the graph from which its slices, and not the block, are sent to
+#: several workers (chosen: positions of elements are smaller).
+CUT_DATA = 2**16
+
 
 @dataclass(frozen=True, slots=True)
 class JoinedResult:

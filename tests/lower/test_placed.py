@@ -348,3 +348,19 @@ def test_tasks_that_keep_their_keys_have_the_homes_of_what_is_fused_into_them(
     assert not homeless
     assert sum(moved.values()) == pytest.approx(explanation.received_after, abs=20_000)
     assert explanation.proven_optimal
+
+
+def test_large_blocks_of_data_are_cut_where_most_of_them_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bundles cut them where they need the slices, and each received the whole blocks."""
+    plan_for_workers(monkeypatch, 4)
+    values = np.random.default_rng(0).random((1500, 1000))
+    x = da.from_array(values, chunks=((337, 463, 650, 50), (390, 610)))[:1000]
+    result = da.einsum("ii,ij->j", x, x)
+    explanation = dasktile.explain(result)
+    assert explanation.changed
+    assert explanation.received_after == pytest.approx(explanation.bytes_after, rel=0.05)
+    expected = np.einsum("ii,ij->j", values[:1000], values[:1000])
+    planned = dasktile.optimize(result)
+    np.testing.assert_allclose(planned.compute(scheduler="sync"), expected)

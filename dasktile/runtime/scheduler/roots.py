@@ -22,6 +22,7 @@ from dasktile._compat.distributed import scheduling, states
 from dasktile.runtime.scheduler.slots import Free, Slots
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.families import FamilyQueue
+from dasktile.schedule.joining import CUT_DATA
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 HELD = "dasktile://held"
 
 _STIMULUS = "dasktile-roots"
-
-#: Bytes of a block of data of the graph from which its slices, and not the block, are sent to
-#: several workers (chosen: positions of elements are smaller).
-CUT_DATA = 2**16
 
 
 @functools.lru_cache(maxsize=10_000)

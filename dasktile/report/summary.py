@@ -315,7 +315,9 @@ def _certificate(plan: PlanReport) -> str:
     elif plan.lower_bound > plan.bytes_before:
         bound += ", of tilings that use all workers evenly"
     if plan.proven_optimal:
-        return f"{bound}: proven optimal"
+        # the input's own chunks, which leave workers idle, may move fewer
+        of_these = " of these tilings" if plan.bytes_after > plan.bytes_before else ""
+        return f"{bound}: proven optimal{of_these}"
     if 0 < plan.lower_bound < plan.bytes_after:
         above = 100 * (plan.bytes_after / plan.lower_bound - 1)
         if above > _LOOSE:

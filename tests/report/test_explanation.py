@@ -163,6 +163,13 @@ def test_an_unknown_lower_bound_is_not_shown() -> None:
     assert "(lower bound 0 B: proven optimal)" in " ".join(text.split())
 
 
+def test_a_plan_that_moves_more_than_the_input_is_optimal_of_some_tilings() -> None:
+    plan = describe_plan(gram())
+    more = plan.bytes_before + 1
+    text = str(replace(plan, bytes_after=more, lower_bound=more, proven_optimal=True))
+    assert "proven optimal of these tilings)" in " ".join(text.split())
+
+
 def test_plans_with_as_many_tasks_say_so() -> None:
     plan = gram()
     same = replace(plan, before=replace(plan.before, tasks=plan.after.tasks))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+from dask._task_spec import convert_legacy_graph
 from dask.blockwise import optimize_blockwise
+from dask.core import flatten
 
-from dasktile._compat.dask import CHECKED, NAMES, fused_keys, key_of_part
+from dasktile._compat.dask import CHECKED, NAMES, fused_keys, keys_of_parts
 
 
 def without_names(part: int, parts: int, size: int) -> None:
@@ -51,25 +55,64 @@ def test_every_name_is_listed_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "expected"),
+    ("names", "key", "expected"),
     [
-        ("add-12_.1_.0", ("sum-3", 4, 5), ("add-12", 4, 5)),
-        ("mean-12_.0", ("sum-3", 4, 5), ("mean-12", 5)),
-        ("mean-12_.1", ("sum-3", 4, 5), ("mean-12", 4)),
-        # in another order, of an axis that the whole does not have, and of other names
-        ("add-12_.0_.1", ("sum-3", 4, 5), "add-12_.0_.1"),
-        ("add-12_.2_.0", ("sum-3", 4, 5), "add-12_.2_.0"),
-        ("add-12_i_j", ("sum-3", 4, 5), "add-12_i_j"),
-        ("add-12_.1_.0", "sum-3", "add-12_.1_.0"),
-        (("add-12", 1), ("sum-3", 4), ("add-12", 1)),
+        (["add-1_.1_.0", "mean-2_.0"], ("sum-3", 4, 5), [("add-1", 4, 5), ("mean-2", 5)]),
+        (["add-1_.1_.0", "mean-2_.1"], ("sum-3", 4, 5), [("add-1", 4, 5), ("mean-2", 4)]),
+        # of other keys, of an axis that the whole does not have, and in another order
+        (["add-1_.1_.0", ("y", 1)], ("sum-3", 4, 5), [("add-1", 4, 5), ("y", 1)]),
+        (["add-1_.1_.0", "x_.2"], ("sum-3", 4, 5), [("add-1", 4, 5), "x_.2"]),
+        # nothing says in which order the whole has its axes, or that it is another one
+        (["mean-2_.1"], ("sum-3", 4, 5), ["mean-2_.1"]),
+        (["add-1_.1_.0", "x_.0_.1"], ("sum-3", 4, 5), ["add-1_.1_.0", "x_.0_.1"]),
+        (["add-1_i_j"], ("sum-3", 4, 5), ["add-1_i_j"]),
+        (["add-1_.1_.0"], "sum-3", ["add-1_.1_.0"]),
     ],
 )
-def test_keys_of_merged_parts(name: object, key: object, expected: object) -> None:
-    assert key_of_part(name, key) == expected
+def test_keys_of_merged_parts(names: list[Any], key: Any, expected: list[Any]) -> None:
+    assert list(keys_of_parts(names, key)) == expected
 
 
-def test_dask_merges_parts_under_such_names() -> None:
-    x = da.from_array(np.ones((4, 6)), chunks=(2, 3)) + 1
-    y = 2 * x - 3
-    graph = dict(optimize_blockwise(y.dask, [(y.name, 0, 1)]))
-    assert (x.name, 0, 1) in fused_keys(graph[y.name, 0, 1])
+def _plus_one(*shape: int) -> da.Array:
+    return da.from_array(np.ones(shape), chunks=2) + 1
+
+
+X, ROW, COLUMN = _plus_one(6, 8), _plus_one(8), _plus_one(6)
+
+MERGED: dict[str, Callable[[], da.Array]] = {
+    "elementwise": lambda: 2 * (X - ROW) + 1,
+    "column": lambda: X * COLUMN[:, None] - 1,
+    "blocks": lambda: (X - ROW).map_blocks(np.sqrt),
+    "sum": lambda: (X - ROW).sum(axis=0),
+    "deviation": lambda: (X - X.mean(axis=0)).std(axis=1),
+    "transpose": lambda: (X - ROW).T + 1,
+    "sum of a transpose": lambda: X.T.sum(),
+    "both": lambda: da.ones((6, 6), chunks=2) + _plus_one(6, 6).T,
+    "outer": lambda: da.outer(COLUMN, ROW),
+    "letters": lambda: da.blockwise(np.multiply, "ij", X, "ij", ROW, "j", dtype=float),
+    "einsum": lambda: da.einsum("ij,j->ij", X, ROW),
+    "tensordot": lambda: da.tensordot(X - ROW, X.T - COLUMN, 1),
+    "new axis": lambda: COLUMN.map_blocks(lambda block: block[:, None], new_axis=1, dtype=float),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_merged_parts_have_the_keys_that_they_have_without_that(name: str) -> None:
+    result = MERGED[name]()
+    alone = convert_legacy_graph(dict(result.dask))
+    graph = convert_legacy_graph(
+        dict(optimize_blockwise(result.dask, list(flatten(result.__dask_keys__()))))
+    )
+    found = 0
+    for key, task in graph.items():
+        read, pending = set(), [key]
+        while pending:
+            each = pending.pop()
+            if each in alone and each not in read:
+                read.add(each)
+                pending += alone[each].dependencies
+        for part in fused_keys(task):
+            if type(part) is tuple and part != key:
+                found += 1
+                assert part in read
+    assert bool(found) == (name in ("elementwise", "column", "blocks"))

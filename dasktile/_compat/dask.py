@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
@@ -466,36 +467,65 @@ _PART = re.compile(r"(.+?)((?:_\.\d+)+)")
 
 def fused_keys(task: Any) -> tuple[Any, ...]:
     """Keys of the tasks that are fused into a task, inputs first; empty if there are none."""
+    parts = fused_tasks(task)
+    if not parts:
+        return ()  # as most tasks
+    keys = keys_of_parts(list(parts), task.key)
     return tuple(
         inner
-        for key, part in fused_tasks(task).items()
-        for inner in (*fused_keys(part), key_of_part(key, task.key))
+        for key, part in zip(keys, parts.values(), strict=True)
+        for inner in (*fused_keys(part), key)
     )
 
 
-def key_of_part(name: Any, key: Any) -> Any:
-    """The key of a task that is merged into another one, as it would be without that.
+def keys_of_parts(names: Sequence[Any], key: Any) -> Sequence[Any]:
+    """The keys of tasks that are merged into another one, as they would be without that.
 
-    Where Dask merges layers of blocks, the names of their parts have no blocks, but the axes of the
-    whole, as in ``'add-1234_.1_.0'``, by the places of which the key of the whole has the blocks.
+    Where Dask merges layers of blocks, a task knows its parts by the names of their layers and
+    their axes, as ``'add-1234_.1_.0'``, and not by their blocks.  Elementwise operations number the
+    axes from the last one; others, such as reductions, from the first one.  Keys are only found
+    where all parts that have as many axes as the whole have them in the order of an elementwise
+    operation.  Along an axis with one block, which is read by several, a key may have the number of
+    another block.
 
     Parameters
     ----------
-    name
-        The key by which the whole knows its part.
+    names
+        The keys by which the whole knows its parts.
     key
         The key of the whole.
+
+    Returns
+    -------
+    For every part its key, or its name where no key is found.
     """
-    if type(name) is not str or type(key) is not tuple or "_." not in name:
-        return name
+    if type(key) is not tuple or all(type(name) is not str for name in names):
+        return names
+    parts = [_part(name) if type(name) is str else None for name in names]
+    last = len(key) - 1
+    every = tuple(range(last - 1, -1, -1))
+    of_whole = [part[1] for part in parts if part is not None and len(part[1]) == last]
+    if not of_whole or any(axes != every for axes in of_whole):
+        return names
+    return [
+        name
+        if part is None or part[1][0] >= last or list(part[1]) != sorted(part[1], reverse=True)
+        else (part[0], *(key[last - axis] for axis in part[1]))
+        for name, part in zip(names, parts, strict=True)
+    ]
+
+
+def layer_of_part(name: Any) -> Any:
+    """The layer of a part of a merged task; the same for any other name."""
+    part = _part(name) if type(name) is str else None
+    return name if part is None else part[0]
+
+
+@lru_cache(maxsize=10_000)
+def _part(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """The layer and the axes of a part of a merged task; None for any other name."""
     found = _PART.fullmatch(name)
-    if found is None:
-        return name
-    # elementwise operations number their axes from the last one
-    places = [len(key) - 1 - int(axis) for axis in found[2].split("_.")[1:]]
-    if places[0] < 1 or places != sorted(places):
-        return name  # an axis that the whole does not have, or in another order
-    return (found[1], *(key[place] for place in places))
+    return found and (found[1], tuple(map(int, found[2].split("_.")[1:])))
 
 
 def graphs_of(expression: Any) -> Iterator[tuple[Any, Any]]:

@@ -5,12 +5,12 @@ The module is small: every worker that runs a bundle imports it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dask.core import flatten
 
-from dasktile._compat.dask import fused_tasks, is_fused, key_of_part
+from dasktile._compat.dask import fused_tasks, is_fused, keys_of_parts
 
 Key = Any
 
@@ -68,11 +68,16 @@ def keys_in(task: Any) -> tuple[Key, ...]:
     """Keys of the tasks that a bundle or a fused task runs, inputs first; empty for others."""
     if not runs_tasks(task):
         return ()
+    parts = tasks_in(task)
+    own: Sequence[Key] = [part.key for part in parts]
+    if not parts:
+        parts = tuple(fused_tasks(task).values())
+        own = keys_of_parts([part.key for part in parts], task.key)
     keys: list[Key] = []
-    for part in tasks_in(task) or fused_tasks(task).values():
+    for key, part in zip(own, parts, strict=True):
         if runs_tasks(part):
             keys += keys_in(part)
-        keys.append(key_of_part(part.key, task.key))
+        keys.append(key)
     return tuple(keys)
 
 

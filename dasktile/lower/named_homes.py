@@ -40,8 +40,8 @@ class NamedHomes:
         home = self.of(key)
         if home is not None or MARK in str(head_of(key)):
             return home
-        inside = reversed(keys_in(task))
-        return self.of(next((each for each in inside if decode(head_of(each)) is not None), None))
+        parts = (part for part in reversed(keys_in(task)) if type(part) is tuple)
+        return self.of(next((part for part in parts if decode(head_of(part)) is not None), None))
 
     def of(self, key: Key, name: str | None = None, new: Placement | None = None) -> int | None:
         """The mesh position that a key gives; None if it gives none.

@@ -20,6 +20,7 @@ from dasktile._compat.dask import (
     DataNode,
     Task,
     TaskRef,
+    layer_of_part,
 )
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
@@ -415,7 +416,7 @@ class GraphTasks:
     @cached_property
     def unplanned(self) -> int:
         """Bytes that workers receive beside those that the names of layers predict."""
-        inside = {head_of(key) for task in self.tasks for key in keys_in(task)}
+        inside = {layer_of_part(head_of(key)) for task in self.tasks for key in keys_in(task)}
         planned = predicted_bytes({head_of(key) for key in self.keys} | inside)
         received = self.received
         return received - planned if received > self.settings.unplanned * planned else 0

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from dasktile.report.rows import NodeReport
 
 #: Difference of the bytes that a plan moves as it runs from those that the model counts, as a share
-#: of these, above which they are predicted instead (chosen: the error a prediction may have).
-_ANOTHER = 0.05
+#: of these, and in all, above which they are predicted instead (chosen: the error that a prediction
+#: may have; positions, counts beside sums).
+_CLEARLY_OTHER, _LITTLE = 0.05, 100_000
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ class PlanReport:
         if self.has_plan:
             counted, moved = self.bytes_counted, self.received_after
             if moved is not None and (
-                self.keeps_all_chunks or abs(moved - counted) > _ANOTHER * counted
+                self.keeps_all_chunks
+                or abs(moved - counted) > max(_CLEARLY_OTHER * counted, _LITTLE)
             ):
                 return moved
             return counted

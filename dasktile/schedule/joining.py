@@ -59,8 +59,8 @@ def worker_of_most(
     counts: dict[Any, tuple[int, int]] = {}
     for worker, breaks_ties in neighbours:
         if worker is not None:
-            sure, several = counts.get(worker, (0, 0))
-            counts[worker] = sure + (not breaks_ties), several + 1
+            named, every = counts.get(worker, (0, 0))
+            counts[worker] = named + (not breaks_ties), every + 1
     if len(counts) < 2:
         return next(iter(counts), None)
     return max(sorted(counts, key=place), key=counts.__getitem__)

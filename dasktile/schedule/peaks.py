@@ -438,8 +438,9 @@ class _Simulation:
     def _some_workers_with(self, read: int, number: int) -> Iterable[int]:
         """Workers that have a result, of which a task may run on one, see `_MOST_CANDIDATES`."""
         there = self.there[read]
-        step = len(there) // _MOST_CANDIDATES
-        return there if step < 2 else itertools.islice(there, number % step, None, step)
+        step = -(-len(there) // _MOST_CANDIDATES)
+        # not with every so manieth worker: numbers of tasks that do the same have a stride
+        return itertools.islice(there, int(number * _GOLDEN % 1 * step), None, step)
 
     def _worker_of(self, number: int) -> int:
         """The home of a task; else the worker with an input where it would start first.

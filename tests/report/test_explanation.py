@@ -482,5 +482,5 @@ def test_bytes_that_a_plan_moves_as_it_runs_are_predicted_where_they_are_clearly
 
     assert predicted(counted // 2) == counted // 2
     assert predicted(2 * counted) == 2 * counted
-    # about the same are those that names of layers book
+    # about the same, and a few, are those that names of layers book
     assert predicted(counted - 1) == predicted(counted + 1) == counted

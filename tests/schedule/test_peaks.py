@@ -76,14 +76,23 @@ def test_tasks_of_any_worker_run_where_their_inputs_are() -> None:
     assert (run.moved, run.seconds) == (0, 4.0)
 
 
-def test_tasks_that_read_what_all_workers_have_run_on_all_of_them() -> None:
-    """Of many workers with the result, a task looks at some: others look at the others."""
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+def test_tasks_that_read_what_all_workers_have_run_on_all_of_them(length: int) -> None:
+    """Of many workers with the result, a task looks at some: others look at the others.
+
+    Each of the tasks is the first of a chain, so that their numbers have a stride.
+    """
     workers = 400
-    reads: list[list[int]] = [[], *([[0]] * (3 * workers))]
-    homes: list[int | None] = [0, *range(workers), *([None] * (2 * workers))]
+    reads: list[list[int]] = [[], *([[0]] * workers)]
+    for _ in range(2 * workers):
+        reads.append([0])
+        reads += [[len(reads) + at] for at in range(-1, length - 2)]
+    homes: list[int | None] = [0, *range(workers)]
+    homes += [None] * (len(reads) - len(homes))
     run = simulate(placed(reads, homes), workers, speeds=STEPS)
     assert run.moved == workers - 1
-    assert run.seconds <= 6
+    # one task makes the result, one reads it on each worker, and two chains are even
+    assert run.seconds <= 2 * (2 + 2 * length)
 
 
 @pytest.mark.parametrize("seed", range(30))

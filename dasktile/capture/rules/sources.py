@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from dask.array.core import slices_from_chunks
 from dask.blockwise import Blockwise
 from dask.utils import key_split
 
@@ -93,9 +94,9 @@ REPEATABLE = {"h5py", "netCDF4", "numpy", "tensorstore", "xarray", "zarr"}
 #: Why ranges that are not of integers are unchanged; the name of the function comes before.
 _ROUNDED = "is rounded differently in other chunks"
 
-#: Bytes of an array up to which blocks without common memory are copied into one (chosen: labels of
-#: groups, coordinates, weights; larger ones may be persisted results).
-MOST_COPIED = 2**20
+#: Bytes of an array, and its blocks, up to which blocks without common memory are copied into one
+#: (chosen: labels of groups, coordinates, weights; larger ones may be persisted results).
+MOST_COPIED, MOST_BLOCKS = 2**20, 10_000
 
 #: Functions that slice an array-like, as ``getter(array, slices)``.
 _GETTERS = (getter, getter_nofancy, getter_inline, operator.getitem)
@@ -414,18 +415,17 @@ def _joined(blocks: Mapping[Any, Any], info: ArrayInfo) -> np.ndarray[Any, Any] 
 
     None for large arrays, and for blocks that are not as the array says.
     """
-    if info.dtype.hasobject or math.prod(info.shape) * info.dtype.itemsize > MOST_COPIED:
+    nbytes = math.prod(info.shape) * info.dtype.itemsize
+    if info.dtype.hasobject or nbytes > MOST_COPIED or len(blocks) > MOST_BLOCKS:
         return None
-    whole = np.empty(info.shape, info.dtype)
-    places = [bounds(cuts) for cuts in info.chunks]
-    for block in itertools.product(*map(range, info.numblocks)):
+    whole = None
+    regions = slices_from_chunks(info.chunks)
+    for block, region in zip(itertools.product(*map(range, info.numblocks)), regions, strict=True):
         part = blocks.get((info.name, *block))
-        region = tuple(
-            slice(place[i], place[i] + cuts[i])
-            for place, cuts, i in zip(places, info.chunks, block, strict=True)
-        )
-        if type(part) is not np.ndarray or part.dtype != whole.dtype:
+        if type(part) is not np.ndarray or part.dtype != info.dtype:
             return None
+        if whole is None:
+            whole = np.empty(info.shape, info.dtype)
         if part.shape != whole[region].shape:
             return None
         whole[region] = part

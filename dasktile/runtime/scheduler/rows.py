@@ -8,13 +8,12 @@ it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from dasktile._compat.dask import fused_tasks
+from dasktile._compat.dask import fused_tasks, layer_of_part
 from dasktile.lower.bundle_tasks import reader_in, tasks_in
 from dasktile.lower.names import JOIN, KEPT, RETILE
 from dasktile.runtime.scheduler.roots import is_data
@@ -30,9 +29,6 @@ _KEPT = KEPT + MARK
 
 #: Start of the names of layers that only cut and join an array.
 _TILES = (_KEPT, RETILE + MARK, JOIN + MARK, SLICE_PREFIX)
-
-
-_SUFFIXED = re.compile(rf"(.+{MARK}.*?[0-9a-f]{{32}})_")
 
 
 @dataclass(slots=True)
@@ -287,7 +283,5 @@ def _steps(task: Any) -> Iterator[Any]:
 
 
 def _head(key: Any) -> Any:
-    """The layer of a key; keys of the parts of fused tasks have a suffix."""
-    head = key[0] if type(key) is tuple and key else key
-    suffixed = type(key) is str and _SUFFIXED.match(key)
-    return suffixed[1] if suffixed else head
+    """The layer of a key; keys of the parts of merged tasks have a suffix."""
+    return layer_of_part(key[0] if type(key) is tuple and key else key)

@@ -199,7 +199,7 @@ def explain(
       about equal length, so that a plan for fewer workers takes less time; the others have no
       tiles;
     - *workers receive ... in all*: with what the tasks of one operation receive from each other, as
-      of ``da.linalg.solve``, where that is more; ``bytes_predicted``, which ``metrics`` shows, too;
+      of ``da.linalg.solve``, where that is more; ``bytes_counted``, which ``metrics`` shows, too;
     - *results in memory*: the bytes of the worker that holds most, in the same simulation.
 
     The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the

@@ -22,7 +22,7 @@ _MAX_ROWS = 30
 _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
     " 2 matmul is row 2, other: a layer of no row. predicted: bytes that workers receive by the"
-    " plans, as bytes_predicted of explain. received: bytes that they received from each other."
+    " plans, as bytes_counted of explain. received: bytes that they received from each other."
     " tiles, held: number of results on workers now, and their bytes, if there are any."
 )
 
@@ -95,12 +95,12 @@ class WorkerCounts:
 class Metrics:
     """The counts of a cluster since dasktile was enabled, a restart, or the last reset.
 
-    ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans,
-    the ``bytes_predicted`` of ``explain``, but by the model also where a plan keeps all chunks, or
-    clearly moves others as it runs; *received* are measured.  Where ``explain`` says that workers
-    receive more *in all* than the plan moves, the rest is predicted for a layer ``bundle``, and
-    received for the layers whose tasks read it.  More is received than predicted where the
-    sizes of results are unknown, as those of functions of the user.
+    ``str()`` shows a table of layers and one of workers. *predicted* are the bytes of the plans
+    by the model, the ``bytes_counted`` of ``explain``; *received* are measured. Where
+    ``explain`` says that workers receive more *in all* than the plan moves, the rest is
+    predicted for a layer ``bundle``, and received for the layers whose tasks read it. More is
+    received than predicted where the sizes of results are unknown, as those of functions of the
+    user.
 
     A number after an operation, as in ``matmul 2``, counts the layers of that operation; those of
     one operation are one row where there would be more than 30, as of a loop.  With an

@@ -48,15 +48,18 @@ class Explanation(PlanReport):
       its best worker; always shown, but of the input's chunks not where steps that are not counted
       may move more than the plan (`uncounted`);
     - *in all*: these, and those that tasks of one operation receive from each other, as of
-      ``da.linalg.solve``, or those of an earlier plan, where that is more; `bytes_predicted`;
+      ``da.linalg.solve``, or those of an earlier plan, where that is more; `bytes_counted`;
     - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
       Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
       graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
       that of Dask's own graph is *roughly* known, and where inputs are in memory already it is
       shown only if it is far more;
     - *received*: measured; shown by ``dasktile.metrics``, ``dasktile.diagnose`` and the dashboard;
-    - *predicted*: the `bytes_predicted` of the plans that were run, beside the measured bytes;
-      shown by ``dasktile.metrics`` and the dashboard.
+    - *predicted*: the `bytes_counted` of the plans that were run, beside the measured bytes; shown
+      by ``dasktile.metrics`` and the dashboard.
+
+    `bytes_predicted` are those to compare a measurement with: of *receive about* where that clearly
+    differs from what the model counts, else `bytes_counted`.
 
     All numbers are attributes: see :class:`~dasktile.report.plan.PlanReport`.
 
@@ -75,7 +78,11 @@ class Explanation(PlanReport):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
-        values = _plain(asdict(self) | {"bytes_predicted": self.bytes_predicted})
+        bytes_of_plan = {
+            "bytes_counted": self.bytes_counted,
+            "bytes_predicted": self.bytes_predicted,
+        }
+        values = _plain(asdict(self) | bytes_of_plan)
         assert isinstance(values, dict)
         return values
 

@@ -58,7 +58,7 @@ def metrics(
     enabled, the cluster restarted, or the last reset: also tasks that belong to no plan, and the
     task with which ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send
     outside of tasks are not counted.  Workers that have left since are counted as of their last
-    heartbeats.  Predicted bytes are the ``bytes_predicted`` of ``explain``;
+    heartbeats.  Predicted bytes are the ``bytes_counted`` of ``explain``;
     :class:`~dasktile.report.cluster_counts.Metrics` says when more are received, and what the
     names of the layers are.  To measure one computation, ``persist`` it, with a call of this
     function with ``reset=True`` before and another call after it.

@@ -246,7 +246,7 @@ class _Charts:
         self.summary = Div(text="", sizing_mode="stretch_width", styles=_TEXT)
         self.layers = _Bars(
             "Bytes received from other workers, by layer",
-            "Predicted for the plans (bytes_predicted of explain), filled as workers receive the"
+            "Predicted for the plans (bytes_counted of explain), filled as workers receive the"
             " bytes. matmul 2 is the second layer of that operation.",
             {"predicted": SKY, "received": BLUE},
             nested=True,

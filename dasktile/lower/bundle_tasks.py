@@ -11,6 +11,7 @@ from typing import Any
 from dask.core import flatten
 
 from dasktile._compat.dask import fused_tasks, is_fused, keys_of_parts
+from dasktile.schedule.placement import MARK
 
 Key = Any
 
@@ -72,7 +73,10 @@ def keys_in(task: Any) -> tuple[Key, ...]:
     own: Sequence[Key] = [part.key for part in parts]
     if not parts:
         parts = tuple(fused_tasks(task).values())
-        own = keys_of_parts([part.key for part in parts], task.key)
+        own = [part.key for part in parts]
+        # not for graphs without a plan
+        if any(type(name) is str and MARK in name for name in own):
+            own = keys_of_parts(own, task.key)
     keys: list[Key] = []
     for key, part in zip(own, parts, strict=True):
         if runs_tasks(part):

@@ -81,7 +81,7 @@ DISK_SPEED = 400e6
 #: Seconds that a task of arrays adds to a graph, over those of the trivial tasks that `calibrate`
 #: times (measured: with it, most graphs of `benchmarks.corpus` take as long as predicted, up to a
 #: factor of 1.5).
-USUAL_TASK = 3.0
+USUAL_TASK = 2.4
 
 #: Bytes of results on a worker that are not worth a search for less (chosen).
 SMALL_PEAK = 2**21

@@ -340,7 +340,8 @@ async def _task_seconds(
 ) -> float:
     """Seconds that one more trivial task adds to a graph."""
     short, long = settings.few_tasks, settings.many_tasks
-    await _trivial(client, addresses, short, settings)
+    # the first tasks of a new cluster take longer
+    await _trivial(client, addresses, long, settings)
     few = median(
         [await _trivial(client, addresses, short, settings) for _ in range(settings.repeat)]
     )

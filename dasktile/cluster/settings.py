@@ -44,6 +44,6 @@ class ClusterSettings:
     most_bytes: int = 32 * 2**20
     travel_seconds: float = 0.05
     few_tasks: int = 10
-    many_tasks: int = 200
+    many_tasks: int = 400
     repeat: int = 3
     priority: int = 1_000_000

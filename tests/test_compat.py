@@ -15,7 +15,8 @@ from dask._task_spec import convert_legacy_graph
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 
-from dasktile._compat.dask import CHECKED, NAMES, fused_keys, keys_of_parts
+from dasktile._compat.dask import CHECKED, NAMES, fused_keys
+from dasktile._compat.merged_parts import keys_of_parts
 
 
 def without_names(part: int, parts: int, size: int) -> None:

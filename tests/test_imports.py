@@ -24,10 +24,11 @@ NUMERIC = {"numpy", "scipy"}
 #: may import the standard library.  An entry with a longer name overrides one with a shorter name.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat": (set(), set()),
-    "_compat.dask": ({"errors"}, {"dask", "numpy"}),
+    "_compat.dask": ({"_compat.merged_parts", "errors"}, {"dask", "numpy"}),
     "_compat.dask_cuda": (set(), set()),
     "_compat.expressions": (set(), set()),
     "_compat.flox": (set(), set()),
+    "_compat.merged_parts": (set(), set()),
     "_compat.xarray": (set(), set()),
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
@@ -54,6 +55,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.dask",
             "_compat.flox",
+            "_compat.merged_parts",
             "ir",
             "capture",
             "lower",
@@ -776,6 +778,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.scheduler.rows": (
         {
             "_compat.dask",
+            "_compat.merged_parts",
             "lower.bundle_tasks",
             "lower.names",
             "runtime.scheduler.roots",

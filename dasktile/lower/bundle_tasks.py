@@ -10,7 +10,8 @@ from typing import Any
 
 from dask.core import flatten
 
-from dasktile._compat.dask import fused_tasks, is_fused, keys_of_parts
+from dasktile._compat.dask import fused_tasks, is_fused
+from dasktile._compat.merged_parts import keys_of_parts
 from dasktile.schedule.placement import MARK
 
 Key = Any
@@ -69,14 +70,11 @@ def keys_in(task: Any) -> tuple[Key, ...]:
     """Keys of the tasks that a bundle or a fused task runs, inputs first; empty for others."""
     if not runs_tasks(task):
         return ()
-    parts = tasks_in(task)
+    parts = tasks_in(task) or tuple(fused_tasks(task).values())
     own: Sequence[Key] = [part.key for part in parts]
-    if not parts:
-        parts = tuple(fused_tasks(task).values())
-        own = [part.key for part in parts]
-        # not for graphs without a plan
-        if any(type(name) is str and MARK in name for name in own):
-            own = keys_of_parts(own, task.key)
+    # not for graphs without a plan
+    if any(type(name) is str and MARK in name for name in own):
+        own = keys_of_parts(own, task.key)
     keys: list[Key] = []
     for key, part in zip(own, parts, strict=True):
         if runs_tasks(part):

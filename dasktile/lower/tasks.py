@@ -20,8 +20,8 @@ from dasktile._compat.dask import (
     DataNode,
     Task,
     TaskRef,
-    layer_of_part,
 )
+from dasktile._compat.merged_parts import layer_of_part
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
 from dasktile.lower.bundle_limits import BundleLimits

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from dasktile._compat.dask import fused_tasks, layer_of_part
+from dasktile._compat.dask import fused_tasks
+from dasktile._compat.merged_parts import layer_of_part
 from dasktile.lower.bundle_tasks import reader_in, tasks_in
 from dasktile.lower.names import JOIN, KEPT, RETILE
 from dasktile.runtime.scheduler.roots import is_data

@@ -18,6 +18,7 @@ from dask.utils import apply
 
 from dasktile._compat.dask import (
     Alias,
+    DataNode,
     GraphNode,
     TaskRef,
     argtopk_aggregate,
@@ -27,9 +28,12 @@ from dasktile._compat.dask import (
     getitem,
     identity_cast,
     list_to_container,
+    shuffle_concatenate,
+    shuffle_getitem,
     wrapped_qr,
 )
 from dasktile.capture.rules.trees import unwrap
+from dasktile.lower.block_results import Rule, rule_of_block
 from dasktile.lower.grouped import Unique, grouped_result
 from dasktile.lower.known import KnownResult
 from dasktile.lower.reshard import getitem_any, join
@@ -75,6 +79,8 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
     """
     if isinstance(task, (Alias, TaskRef)):
         return graph.read(task.target if isinstance(task, Alias) else task.key)
+    if isinstance(task, DataNode):
+        return array_result(task.value)
     steps = fused_tasks(task)
     if steps:
         return _last_result(task, steps, graph)
@@ -92,14 +98,25 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
         rule = _rule_of_arguments(task, graph)
     if rule is None:
         return None
-    arguments = list(_flat(task.args))
-    inputs = [known_result(each, graph) for each in arguments if _is_task(each)]
-    known = [each for each in inputs if each is not None]
-    literals = [each for each in arguments if not _is_task(each)]
-    return rule(known, literals) if len(known) == len(inputs) else None
+    sources, literals = [], []
+    for argument in _flat(task.args):
+        value = data_of(argument, graph.data)
+        if not _is_task(argument) or (not _is_task(value) and _is_literal(value)):
+            literals.append(value)
+            continue
+        source = known_result(argument, graph)
+        if source is None:
+            return None
+        sources.append(source)
+    return rule(sources, literals)
 
 
-def _rule_of_arguments(task: Any, graph: ResultGraph) -> Callable[..., KnownResult | None] | None:
+def _is_literal(value: Any) -> bool:
+    """Whether data of the graph is an argument as others are, and no block."""
+    return value is not None and not (isinstance(value, np.ndarray) and value.ndim)
+
+
+def _rule_of_arguments(task: Any, graph: ResultGraph) -> Rule | None:
     """The rule of a function whose result depends on more than its inputs; None for others."""
     function, call = task.func, unwrap(task.func)
     if call.function is np.zeros_like:
@@ -110,7 +127,7 @@ def _rule_of_arguments(task: Any, graph: ResultGraph) -> Callable[..., KnownResu
     if any(_name(part).startswith("flox.") for part in called(function)):
         labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None
         return partial(_of_groups, function, labels, graph.unique)
-    return None
+    return rule_of_block(task)
 
 
 def _last_result(task: Any, steps: Mapping[Key, Any], graph: ResultGraph) -> KnownResult | None:
@@ -119,7 +136,7 @@ def _last_result(task: Any, steps: Mapping[Key, Any], graph: ResultGraph) -> Kno
     given = dict(zip(names, arguments, strict=False))
 
     def known(key: Key) -> Any:
-        return data_of(given.get(key, TaskRef(key)), graph.data)
+        return data_of(given.get(key, steps.get(key, TaskRef(key))), graph.data)
 
     @cache
     def result(key: Key) -> KnownResult | None:
@@ -144,6 +161,17 @@ def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
             yield argument
 
 
+def array_result(value: Any) -> KnownResult | None:
+    """An array of the graph; None for other values.
+
+    Parameters
+    ----------
+    value
+        Any value.
+    """
+    return KnownResult((value.shape,), value.itemsize) if isinstance(value, np.ndarray) else None
+
+
 def _name(function: Any) -> str:
     """The module and the name of a function; modules of a package below its first one count."""
     module = str(getattr(function, "__module__", ""))
@@ -159,14 +187,43 @@ def _sliced(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownRes
         return KnownResult((source.shapes[index],), source.itemsize) if one else None
     [shape] = source.shapes
     index = index if type(index) is tuple else (index,)
-    if len(index) > len(shape) or not all(type(part) in (slice, int) for part in index):
+    sizes = iter(shape)
+    cut = []
+    for part in index:
+        size = 1 if part is None else next(sizes, None)
+        taken = _length(part, size)
+        if taken is None:
+            return None
+        if type(part) is not int:
+            cut.append(taken)
+    lists = sum(type(part) in (list, np.ndarray) for part in index)
+    return KnownResult(((*cut, *sizes),), source.itemsize) if lists < 2 else None
+
+
+def _length(part: Any, size: int | None) -> int | None:
+    """Elements that a part of an index takes of some; None if that is unknown."""
+    if size is None:
         return None
-    cut = [
-        len(range(*part.indices(size)))
-        for part, size in zip(index, shape, strict=False)
-        if type(part) is slice
-    ]
-    return KnownResult(((*cut, *shape[len(index) :]),), source.itemsize)
+    if type(part) is slice:
+        return len(range(*part.indices(size)))
+    if type(part) in (list, np.ndarray):
+        positions = np.asarray(part)
+        return len(positions) if positions.ndim == 1 and positions.dtype.kind in "iu" else None
+    return 1 if part is None or type(part) is int else None
+
+
+def _shuffled(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """Elements of a block at positions, the second item of a literal."""
+    return _sliced(sources, [literals[0][1]]) if len(literals) == 1 else None
+
+
+def _sorted_again(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """Several shuffled parts along an axis, the last one of the literals."""
+    if not sources or not all(each.is_array for each in sources) or type(literals[-1]) is not int:
+        return None
+    axis, [shape] = literals[-1], sources[0].shapes
+    whole = sum(each.shapes[0][axis] for each in sources)
+    return KnownResult(((*shape[:axis], whole, *shape[axis + 1 :]),), sources[0].itemsize)
 
 
 def _factors(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
@@ -230,12 +287,6 @@ def _singular(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownR
         return None
     left, right = factors.shapes
     return replace(factors, shapes=(left, left[1:], right))
-
-
-def _zeros(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
-    # without another argument, numbers of double precision
-    whole = not sources and all(isinstance(each, (int, np.integer)) for each in literals)
-    return KnownResult((tuple(map(int, literals)),), 8) if whole else None
 
 
 def _zeros_like(
@@ -336,19 +387,16 @@ def _of_groups(
     return grouped_result(function, sources, labels, unique)
 
 
-_Rule = Callable[[Sequence[KnownResult], Sequence[Any]], KnownResult | None]
-
 #: By the name of a function, the result that follows from those of its inputs and from literals.
-_RULES: Mapping[str, _Rule] = {
+_RULES: Mapping[str, Rule] = {
     **{_name(function): _sliced for function in SLICING},
+    _name(shuffle_getitem): _shuffled,
+    _name(shuffle_concatenate): _sorted_again,
     **{_name(function): _factors for function in (np.linalg.qr, wrapped_qr)},
     "numpy.vstack": _stacked,
     "numpy.dot": _product,
-    "numpy.transpose": _transposed,
-    "numpy.zeros": _zeros,
     "numpy.svd": _singular,
     "scipy.lu": _triangular,
-    "_operator.sub": _broadcast,
     "dask._cumsum_merge": _broadcast,
     "dask._cumprod_merge": _broadcast,
     "builtins.tuple": _held,

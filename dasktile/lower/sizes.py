@@ -19,7 +19,7 @@ from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
 from dasktile.lower.known import KnownResult
 from dasktile.lower.noted import NotedBlocks
-from dasktile.lower.results import SLICING, ResultGraph, known_result
+from dasktile.lower.results import SLICING, ResultGraph, array_result, known_result
 from dasktile.lower.working import data_of
 from dasktile.schedule.placement import SLICE_PREFIX
 
@@ -171,9 +171,9 @@ class _Estimate:
 
     def noted(self, number: int) -> KnownResult | None:
         """A block: data of the graph, or what the annotations of its layer say; None for others."""
-        value = getattr(self.tasks.tasks[number], "value", None)
-        if isinstance(value, np.ndarray):
-            return KnownResult((value.shape,), value.itemsize)
+        data = array_result(getattr(self.tasks.tasks[number], "value", None))
+        if data is not None:
+            return data
         key, noted = self.tasks.keys[number], self.tasks.noted.get(self.tasks.heads[number])
         shape = noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
         return None if noted is None or shape is None else KnownResult((shape,), noted.itemsize)

@@ -100,6 +100,10 @@ def worth_placing(before: Candidate, rules: Acceptance) -> bool:
     """Whether to place the input's own chunks, if tiles can be placed.
 
     Where few workers have most of the work, as with one chunk for a whole array, Dask runs later
-    tasks on these workers, and spreading them would move more bytes.
+    tasks on these workers, and spreading them would move more bytes.  It is unknown who has most
+    of it where blocks take tasks that the program does not have.
     """
-    return len(before.price.loads) > 1 and before.price.balance <= rules.concentrated
+    if len(before.price.loads) < 2:
+        return False
+    has_steps = any(node.has_steps for node in before.tiled.program.nodes)
+    return has_steps or before.price.balance <= rules.concentrated

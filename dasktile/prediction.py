@@ -192,7 +192,7 @@ class Prediction:
         return (
             self.moved <= other.moved
             and self.seconds <= SAME_SECONDS * other.seconds
-            and self.peak <= MORE_MEMORY * other.peak
+            and self.peak <= max(MORE_MEMORY * other.peak, LITTLE_MEMORY)
         )
 
     def on_slow_network(self, more: int, workers: int) -> Prediction:

@@ -7,6 +7,7 @@ are persisted, Dask runs the tasks on the workers that have the data.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -14,12 +15,17 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
+from dasktile._compat.dask import getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.references import Key
 from dasktile.ir import Kind, Node
 
 #: Pieces of data that one block may be made of (chosen: few, such as a partition and its index).
 MOST_READ = 8
+
+#: Bytes of other arrays that an array reads, over its own, up to which its data decides where its
+#: blocks are made (chosen: a mask and its axes).
+SMALL = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,8 @@ class DataOfArray:
     ----------
     blocks
         For every block, in C order, the keys of the data that it is made of; empty if it is made of
-        more than `MOST_READ` pieces.
+        more than `MOST_READ` pieces.  Those of which it has slices only are left out where it has
+        others as a whole: slices are made where their data is.
     tasks
         By the key of a task, the keys of the data that it reads itself.
     """
@@ -43,7 +50,7 @@ def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
     """The data that the tasks of unchanged arrays read, by the index of their node.
 
     The data need not be in the graph, from which ``to_delayed`` takes it.  Arrays that read none
-    are left out, and so are those that read other arrays: the plan decides where these are.
+    are left out, and so are those that read large other arrays: the plan decides where these are.
 
     Parameters
     ----------
@@ -54,7 +61,10 @@ def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
     found: dict[int, DataOfArray] = {}
     for index, kernel in enumerate(captured.kernels):
         node = captured.program.nodes[index]
-        if node.kind is not Kind.OPAQUE or node.resident or node.edges:
+        if node.kind is not Kind.OPAQUE or node.resident:
+            continue
+        others = {edge.producer for edge in node.edges}
+        if sum(captured.program.nodes[other].nbytes for other in others) > SMALL * node.nbytes:
             continue
         if isinstance(kernel, Verbatim) and not all(
             isinstance(view.layers[name], Blockwise) for name in kernel.layers
@@ -87,18 +97,31 @@ def _below(
         key: [read for read in task.dependencies if read in tasks and read != key]
         for key, task in tasks.items()
     }
-    found: dict[Key, tuple[Key, ...] | None] = {}
+    found: dict[Key, dict[Key, bool] | None] = {}
     for key in TopologicalSorter(needs).static_order():
+        whole = not _takes_slice(tasks[key])
         below = [found[read] for read in needs[key]]
-        found[key] = _joined([tuple(direct.get(key, ())), *below])
-    return [found.get(block) or () for block in blocks]
+        found[key] = _joined([dict.fromkeys(direct.get(key, ()), True), *below], whole)
+    pieces = [found.get(block) or {} for block in blocks]
+    return [tuple(key for key in each if each[key] or not any(each.values())) for each in pieces]
 
 
-def _joined(parts: Iterable[tuple[Key, ...] | None]) -> tuple[Key, ...] | None:
-    """Several pieces of data, each once; None if they are many."""
-    pieces: dict[Key, None] = {}
+def _joined(parts: Iterable[Mapping[Key, bool] | None], whole: bool) -> dict[Key, bool] | None:
+    """Several pieces of data, and whether each is read as a whole; None if they are many."""
+    pieces: dict[Key, bool] = {}
     for part in parts:
         if part is None:
             return None
-        pieces.update(dict.fromkeys(part))
-    return tuple(pieces) if len(pieces) <= MOST_READ else None
+        for key, read in part.items():
+            pieces[key] = pieces.get(key, False) or (read and whole)
+    return pieces if len(pieces) <= MOST_READ else None
+
+
+def _takes_slice(task: Any) -> bool:
+    """Whether a task takes a part of an array by slices, one along each axis."""
+    if getattr(task, "func", None) not in (operator.getitem, getitem) or len(task.args) != 2:
+        return False
+    index = task.args[1]
+    return type(index) is tuple and any(
+        type(part) is slice and (part.start, part.stop) != (None, None) for part in index
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dasktile._compat.dask import fused_keys
 from dasktile.capture.references import head_of
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import keys_in
@@ -29,8 +30,7 @@ class NamedHomes:
     def of_task(self, task: Any, key: Key) -> int | None:
         """The mesh position that the name of a task gives; None if it gives none.
 
-        Names of outputs that the user keeps give none: those of tasks that were fused into one of
-        their tasks do.
+        Names of outputs may give none: those of tasks that were fused into one of their tasks do.
 
         Parameters
         ----------
@@ -38,9 +38,10 @@ class NamedHomes:
             The task, and its key in the graph.
         """
         home = self.of(key)
-        if home is not None or MARK in str(head_of(key)):
+        if home is not None:
             return home
-        parts = (part for part in reversed(keys_in(task)) if type(part) is tuple)
+        inside = fused_keys(task) if MARK in str(head_of(key)) else keys_in(task)
+        parts = (part for part in reversed(inside) if type(part) is tuple)
         return self.of(next((part for part in parts if decode(head_of(part)) is not None), None))
 
     def of(self, key: Key, name: str | None = None, new: Placement | None = None) -> int | None:

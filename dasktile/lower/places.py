@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
-from dasktile._compat.dask import DataNode
+from dasktile._compat.dask import Alias, DataNode
 from dasktile.lower.settings import LowerSettings
 from dasktile.schedule.joining import CUT_DATA
 
@@ -82,6 +82,7 @@ class _Places:
         self.combining: Counter[Place] = Counter()
 
     def complete(self) -> list[Place]:
+        self.place_by_aliases()
         self.place_by_inputs()
         self.place_slices_of_data()
         self.place_by_readers()
@@ -91,6 +92,14 @@ class _Places:
             self.place_by_inputs()
         self.place_rest()
         return self.places
+
+    def place_by_aliases(self) -> None:
+        """Run a task that only an alias reads where the plan has the alias."""
+        graph, places = self.graph, self.places
+        for number in reversed(self.unplaced):
+            readers = graph.readers[number]
+            if len(readers) == 1 and type(graph.tasks[readers[0]]) is Alias:
+                places[number] = places[readers[0]]
 
     def place_by_inputs(self) -> None:
         """Run a slice, and any task with nearly all of its inputs on one worker, there."""

@@ -142,13 +142,12 @@ class Placing:
             if has_bundle(ts.run_spec):
                 bundles.append(ts)
             assert layer is not None
-            if layer.placement is None:
-                between.append(ts)
-                continue
             home = self._home_by_plan(ts, layer, planned[1:], layers, homes)
             if home is not None:
                 homes[key] = home
                 restrict(ts, home)
+            elif layer.placement is None:
+                between.append(ts)
         if homes:
             joined = self._place_others(between, others, homes)
         elif self._restricts and self.roots.throttled:
@@ -285,8 +284,8 @@ class Placing:
     ) -> str | None:
         """The home of a task of a layer, None if the plan gives none.
 
-        Of one that follows an array of which no block is known: that of a task that Dask has fused
-        with it.
+        Of one that follows an array of which no block is known, and of one whose name gives none:
+        that of a task that Dask has fused with it.
         """
         home = layer.home(index) or self._home_of_followed(layer, index, homes)
         return home or next(filter(None, map(layers.home, fused_keys(ts.run_spec))), None)

@@ -186,16 +186,20 @@ def test_the_cost_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("other", "expected"),
     [
-        ((2.0, 100, 1000), True),
-        ((2.0, 99, 1000), False),
-        ((1.99, 100, 1000), True),
-        ((1.9, 100, 1000), False),
-        ((2.0, 100, 900), True),
-        ((2.0, 100, 700), False),
+        ((2.0, 100, 10**8), True),
+        ((2.0, 99, 10**8), False),
+        ((1.99, 100, 10**8), True),
+        ((1.9, 100, 10**8), False),
+        ((2.0, 100, 9 * 10**7), True),
+        ((2.0, 100, 7 * 10**7), False),
     ],
 )
 def test_one_run_dominates_another(other: tuple[float, int, int], expected: bool) -> None:
-    assert Prediction(2.0, 100, 1000).dominates(Prediction(*other)) is expected
+    assert Prediction(2.0, 100, 10**8).dominates(Prediction(*other)) is expected
+
+
+def test_less_of_little_memory_is_no_advantage() -> None:
+    assert Prediction(2.0, 100, 2**22).dominates(Prediction(2.0, 100, 2**20))
 
 
 @pytest.mark.parametrize(("moved", "expected"), [(10**6, True), (10**8, True), (10**9, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import getitem
 from typing import Any
 
 import dask
@@ -151,3 +152,14 @@ def test_a_block_of_many_pieces_is_made_of_none(client: Client) -> None:
     assert [len(data) for data in found.blocks] == [1] * 20
     [found] = data_of_arrays(capture([many])).values()
     assert [len(data) for data in found.blocks] == [0] * 20
+
+
+def test_a_block_is_made_of_the_data_that_it_has_as_a_whole(client: Client) -> None:
+    """As of edges of its neighbours, which are cut where these are."""
+    data = client.scatter([np.ones((STEP, COLUMNS)) + number for number in range(20)], hash=False)
+    blocks = [
+        delayed(np.add)(own, delayed(getitem)(other, (slice(-1, None), slice(None))))
+        for own, other in zip(data, data[-1:] + data[:-1], strict=True)
+    ]
+    [found] = data_of_arrays(capture([from_delayed(blocks)])).values()
+    assert [tuple(data) for data in found.blocks] == [(each.key,) for each in data]

@@ -1,0 +1,74 @@
+"""Graphs of one layer, as ``dask.optimize`` returns them: their tasks have homes, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import dask
+import dask.array as da
+import pytest
+from distributed import wait
+
+import dasktile
+from benchmarks.predicted import WAYS, Case, cluster, is_near, measure, measure_stock
+
+OPTIMISED = "dask.optimize"
+
+#: Bytes of positions, of counts, and of Python's objects.
+SMALL = 300_000
+
+
+def rows() -> da.Array:
+    """Rows of which no block is to be cut."""
+    return da.random.default_rng(0).random((20_000, 40), chunks=(250, 40))
+
+
+def regression() -> da.Array:
+    """A step of gradient descent, whose result is one block."""
+    x, weights = rows(), da.ones(40, chunks=40)
+    return weights - x.T @ (1 / (1 + da.exp(-(x @ weights))))
+
+
+def square() -> da.Array:
+    return da.random.default_rng(1).random((1200, 1200), chunks=300)
+
+
+EXPRESSIONS: dict[str, Callable[[], da.Array]] = {
+    "sum": lambda: rows().sum(axis=1),
+    "regression": regression,
+    "product": lambda: square() @ square(),
+    "deviations": lambda: (rows() - rows().mean(axis=0)).std(axis=0),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_bytes_are_predicted_and_no_more_than_those_of_dask(name: str) -> None:
+    case = Case(name, lambda persist, plan: [EXPRESSIONS[name]()])
+    stock, values = measure_stock(case, WAYS[OPTIMISED], 4)
+    cell = measure(case, OPTIMISED, 4, stock, values)
+    assert cell.same
+    assert is_near(cell.received, cell.predicted)
+    assert cell.received <= stock + SMALL
+    assert cell.placed == 1 or not cell.received
+
+
+#: Of blocks of 1 MB in memory, of which only edges are sent.
+IN_MEMORY: dict[str, Callable[[da.Array], da.Array]] = {
+    "gradient": lambda x: da.gradient(x, axis=0),
+    "differences": lambda x: da.diff(x, axis=0),
+    "rolled": lambda x: da.roll(x, 3, axis=0) + x,
+}
+
+
+@pytest.mark.parametrize("name", IN_MEMORY)
+def test_blocks_of_persisted_data_are_made_where_this_is(name: str) -> None:
+    with dask.config.set({"distributed.scheduler.work-stealing": False}), cluster(4) as client:
+        dasktile.enable(client)
+        data = da.random.default_rng(0).random((2000, 2000), chunks=(250, 500)).persist()
+        wait(data)
+        [array] = dask.optimize(IN_MEMORY[name](data))
+        dasktile.metrics(client, reset=True)
+        wait(dasktile.optimize(array).persist())
+        counts = dasktile.metrics(client)
+    assert counts.placed >= 0.9 * counts.tasks
+    assert counts.bytes_received < 2 * SMALL

@@ -7,6 +7,7 @@ here.  They name the function that the user called, and what to do if there is s
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -16,6 +17,7 @@ from dask.utils import funcname, key_split
 from dasktile._compat.dask import Alias, enforce_dtype
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
+from dasktile.capture.references import heads_of
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.steps import factorisation, group_by, mapped_by_xarray
 from dasktile.capture.titles import call_of, call_of_layer
@@ -26,6 +28,14 @@ from dasktile.schedule.placement import is_written
 
 #: The reason of results whose chunk sizes depend on values.
 UNKNOWN_SIZES = "its chunk sizes are unknown until it is computed"
+
+#: The reason of graphs that were optimised before.
+MERGED = (
+    "its tasks are those of several operations in one layer, as dask.optimize leaves them: call"
+    " dasktile.optimize alone"
+)
+
+_TOKEN = re.compile(r"(?<=-)[0-9a-f]{32}\Z")
 
 #: Of calls whose layers have tasks that are written one by one, or depend on the chunks.
 _WRITTEN = "its tasks are written one by one for these chunks"
@@ -86,6 +96,9 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         return f"its blocks are results of the delayed function {others}"
     if others:
         return f"{operation} reads results of {others}, which are not the blocks of an array"
+    tokens = {token for head in heads_of(name, layer) for token in _TOKEN.findall(str(head))}
+    if len(tokens) > 1:
+        return MERGED
     if any(key_split(key) != prefix for key in itertools.islice(layer, SETTINGS.sampled_keys)):
         return f"there is no rule for the tasks of {operation}, which may depend on the chunks"
     if title in ("", "apply"):

@@ -115,6 +115,10 @@ def step(call: str) -> str:
         (lambda: da.percentile(vector(), 50), "percentile merges percentiles of chunks, so that"),
         (lambda: matrix().vindex[[1, 2], [3, 4]], "vindex: its tasks are written one by one for"),
         (assigned, "setitem: its tasks are written one by one for these chunks; one known value"),
+        (
+            lambda: dask.optimize(matrix() - matrix().mean(axis=0))[0],
+            "its tasks are those of several operations in one layer, as dask.optimize leaves them:",
+        ),
         (lambda: overlapping(1), "function in map_overlap has other values on parts of a small"),
         (lambda: overlapping(5), "function in map_overlap reads neighbours (5 along axis 0)"),
         (mapped, "the result of summed in xarray's map_blocks may depend on the chunks;"),

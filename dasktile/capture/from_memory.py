@@ -15,7 +15,7 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
-from dasktile._compat.dask import getitem
+from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.references import Key
 from dasktile.ir import Kind, Node
@@ -38,11 +38,14 @@ class DataOfArray:
         For every block, in C order, the keys of the data that it is made of; empty if it is made of
         more than `MOST_READ` pieces.  Those of which it has slices only are left out where it has
         others as a whole: slices are made where their data is.
+    makers
+        For every block, the key of the task that makes it: another one where it is an alias.
     tasks
         By the key of a task, the keys of the data that it reads itself.
     """
 
     blocks: Sequence[Sequence[Key]]
+    makers: Sequence[Key]
     tasks: Mapping[Key, Sequence[Key]]
 
 
@@ -86,7 +89,18 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
     }
     numbers = itertools.product(*(range(len(sizes)) for sizes in node.chunks))
     blocks = [(node.name, *number) for number in numbers]
-    return DataOfArray(_below(blocks, tasks, direct) if direct else (), direct)
+    if not direct:
+        return DataOfArray((), (), {})
+    return DataOfArray(
+        _below(blocks, tasks, direct), [_maker(block, tasks) for block in blocks], direct
+    )
+
+
+def _maker(block: Key, tasks: Mapping[Key, Any]) -> Key:
+    """The key of the task that a block is the result of."""
+    while isinstance(task := tasks.get(block), Alias) and task.target in tasks:
+        block = task.target
+    return block
 
 
 def _below(

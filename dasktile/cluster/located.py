@@ -153,8 +153,7 @@ def _near_data(
         if len(known) < count or not _is_even(known, places):
             continue
         nodes[index] = replace(node, homes=tuple((home,) for home in known))
-        keys = ((node.name, *block) for block in _blocks(node))
-        near.update(zip(keys, known, strict=True))
+        near.update(zip(each.makers, known, strict=True))
         received = zip(known, each.blocks, strict=True)
         for home, key in {(home, key) for home, data in received for key in data}:
             nbytes, there = held.get(key, (0, {home}))

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
-from dasktile._compat.dask import Alias, DataNode
+from dasktile._compat.dask import DataNode
 from dasktile.lower.settings import LowerSettings
 from dasktile.schedule.joining import CUT_DATA
 
@@ -84,7 +84,6 @@ class _Places:
     def complete(self) -> list[Place]:
         self.place_by_inputs()
         self.place_slices_of_data()
-        self.place_by_aliases()
         self.place_by_readers()
         rest = [number for number in self.unplaced if self.places[number] is None]
         if len(rest) >= self.graph.settings.divided_share * len(self.places):
@@ -123,19 +122,6 @@ class _Places:
             for number in slices:
                 if places[number] is None and graph.may_run(number):
                     places[number] = best
-
-    def place_by_aliases(self) -> None:
-        """Run a task that only an alias reads where the plan has the alias.
-
-        Its inputs, whose sizes may be guesses, do not say where it should run.
-        """
-        graph, places = self.graph, self.places
-        for number in reversed(self.unplaced):
-            readers = graph.readers[number]
-            if places[number] is not None or len(readers) != 1:
-                continue
-            if type(graph.tasks[readers[0]]) is Alias:
-                places[number] = places[readers[0]]
 
     def place_by_readers(self) -> None:
         """Run a task without inputs where its only readers are.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from dask._task_spec import Alias, DataNode, Task
+from dask._task_spec import DataNode, Task
 
 from dasktile.lower.places import places_of
 from dasktile.lower.settings import DEFAULTS, LowerSettings
@@ -20,18 +20,13 @@ class Graph:
     reads: list[list[int]]
     planned: dict[int, int]
     data: set[int] = field(default_factory=set)
-    aliases: set[int] = field(default_factory=set)
     positions: int = 2
     settings: LowerSettings = DEFAULTS
 
     def __post_init__(self) -> None:
         count = len(self.reads)
         self.tasks: list[Any] = [
-            DataNode(number, 0)
-            if number in self.data
-            else Alias(number, self.reads[number][0])
-            if number in self.aliases
-            else Task(number, max)
+            DataNode(number, 0) if number in self.data else Task(number, max)
             for number in range(count)
         ]
         self.readers = readers_of(self.reads)
@@ -67,13 +62,3 @@ def test_chains_from_data_of_the_graph_run_where_they_are_read(length: int) -> N
     graph = Graph([[], *chains, *blocks, *readers], places, data={0})
     expected = [None, *[int(at > 2) for _ in range(length) for at in range(6)]]
     assert places_of(graph)[:first] == expected
-
-
-def test_what_an_alias_names_is_made_where_the_alias_is() -> None:
-    """As blocks of outputs, which are aliases of the last of the tasks that make them."""
-    places = {0: 0, 1: 1, 2: 1, 4: 1, 6: 0}
-    # two blocks made of three results; the sizes of these are guesses
-    reads: list[list[int]] = [[], [], [], [0, 1, 2], [3], [0, 1, 2], [5]]
-    graph = Graph(reads, places, aliases={4, 6})
-    graph.guessed = {0, 1, 2}
-    assert places_of(graph) == [0, 1, 1, 1, 1, 0, 0]

@@ -88,13 +88,14 @@ class Costs:
     overcounts: bool = False
     #: For pairs with a root, the same if its blocks are made where its own candidate has them.
     _at_home: dict[tuple[int, int], Table] = field(default_factory=dict)
+    #: For every variable, the bytes of `own` that one worker receives at the most.
     _most_summed: list[Table] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # nodes of one shape share their boxes, so the identity of the boxes is a key
         tables: dict[object, Table] = {}
         overlaps: dict[object, Table] = {}
-        alike: dict[object, tuple[Table, Table]] = {}
+        alike: dict[object, tuple[Table, Table, Table]] = {}
         outputs = set(self.space.program.outputs)
         for index, variable in enumerate(self.space.variables):
             node = self.space.program.nodes[variable.node]
@@ -102,21 +103,26 @@ class Costs:
             if variable.keep:
                 self.own.append(self._idle(variable))
                 self.tiles.append(np.zeros(len(variable.options)))
+                self._most_summed.append(np.zeros(len(variable.options)))
                 reads = {self._source_of(variable): list(range(len(variable.needs)))}
             else:
-                shape = (id(variable.work), tuple(map(id, variable.followed)),
+                shape = (id(variable.work), id(variable.held), tuple(map(id, variable.followed)),
                          node.size, node.partial, node.labels, node.out, node.groups)  # fmt: skip
                 if shape not in alike:
                     pieces = self._pieces(variable)
                     followed = variable.followed
                     partials = [blocks.partials * node.partial for blocks in followed]
                     tiles = [float(blocks.work.owned.sum()) for blocks in followed]
+                    own = np.append(_partial_bytes(node, variable, pieces), partials)
                     alike[shape] = (
-                        np.append(_partial_bytes(node, variable, pieces), partials),
+                        own,
                         np.append(self._tiles(variable, pieces), tiles),
+                        _most_summed(variable, own),
                     )
-                self.own.append(alike[shape][0])
-                self.tiles.append(alike[shape][1])
+                for tables_of, table in zip(
+                    (self.own, self.tiles, self._most_summed), alike[shape], strict=True
+                ):
+                    tables_of.append(table)
                 reads = {}
                 for position, (edge, need) in enumerate(
                     zip(node.edges, variable.needs, strict=True)
@@ -212,7 +218,7 @@ class Costs:
         Partial results cost extra: the bytes that one worker sums up at the most count as tiles,
         `SUMMED` bytes each.
         """
-        summed = self._summed()
+        summed = self._most_summed
         if tile_weight <= TIE:
             most = sum(float(each.max(initial=0.0)) for each in self.tiles)
             tile_weight = min(tile_weight, MOST_TIES / max(1.0, most))
@@ -231,20 +237,6 @@ class Costs:
                 for cost, own, replicas in zip(unary, self.own, self.replica_bytes(), strict=True)
             ]
         return Problem(unary, self.between)
-
-    def _summed(self) -> list[Table]:
-        """For every variable, the bytes of `own` that one worker receives at the most."""
-        if not self._most_summed:
-            for variable, own in zip(self.space.variables, self.own, strict=True):
-                summed = np.zeros(len(own))
-                if not variable.keep and own.any():
-                    held = np.array([
-                        *variable.held.volume(),
-                        *(blocks.held.volume() for blocks in variable.followed),
-                    ])  # fmt: skip
-                    summed = own * held.max(axis=1) / np.maximum(held.sum(axis=1), 1)
-                self._most_summed.append(summed)
-        return self._most_summed
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:
         """Bytes moved for every node under an assignment, without those for final chunks."""
@@ -388,6 +380,18 @@ def _partial_bytes(node: Node, variable: Variable, pieces: Sequence[Ints]) -> Ta
         elif label.role is Role.SCAN and label.size:
             total += (counts - 1) * node.size / label.size * node.partial
     return total + (partials - 1) * node.size * node.partial
+
+
+def _most_summed(variable: Variable, own: Table) -> Table:
+    """Of the bytes of partial results, those that one worker receives at the most."""
+    if not own.any():
+        return np.zeros(len(own))
+    held = np.array([
+        *variable.held.volume(),
+        *(blocks.held.volume() for blocks in variable.followed),
+    ])  # fmt: skip
+    most: Table = own * held.max(axis=1) / np.maximum(held.sum(axis=1), 1)
+    return most
 
 
 def _group_elements(groups: Groups, variable: Variable) -> Table:

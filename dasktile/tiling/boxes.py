@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -67,40 +68,148 @@ class Taken:
         return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Extent:
+    """The ranges of one axis that candidates give to workers.
+
+    Many candidates cut an axis alike, so that there are few kinds of them.
+
+    Parameters
+    ----------
+    lo, hi
+        Bounds, (kinds, workers).
+    of
+        The kind of every candidate.
+    """
+
+    lo: Ints
+    hi: Ints
+    of: Ints
+
+    @classmethod
+    def where(cls, some: Bools, of: Ints) -> Extent:
+        """An axis of one element, which some workers have: (kinds, workers)."""
+        return cls(np.zeros(some.shape, dtype=np.int64), some.astype(np.int64), of)
+
+    @classmethod
+    def alike(cls, lo: Ints, hi: Ints) -> Extent:
+        """Ranges of candidates that are not known to be alike, (candidates, workers)."""
+        number: dict[bytes, int] = {}
+        rows = (lo[row].tobytes() + hi[row].tobytes() for row in range(len(lo)))
+        kinds = np.array([number.setdefault(row, len(number)) for row in rows], dtype=np.int64)
+        of, first = first_of_kinds(kinds)
+        return cls(lo[first], hi[first], of)
+
+    def take(self, chosen: Ints) -> Extent:
+        """The ranges of some candidates."""
+        return Extent(self.lo, self.hi, self.of[chosen])
+
+    def meet(self, other: Extent) -> Extent:
+        """The ranges that are in both."""
+        of, first = paired(self.of, other.of)
+        mine, theirs = self.of[first], other.of[first]
+        lo = np.maximum(self.lo[mine], other.lo[theirs])
+        return Extent(lo, np.maximum(np.minimum(self.hi[mine], other.hi[theirs]), lo), of)
+
+    def numbered(self, step: Strided) -> Extent:
+        """The same as numbers of the elements that count; all of them do so far."""
+        if step is ALL:
+            return self
+        return Extent(step.before(self.lo), step.before(self.hi), self.of)
+
+    def spanned(self, step: Strided) -> Extent:
+        """The ranges of the axis that these numbers of elements span."""
+        return self if step is ALL else Extent(*step.span(self.lo, self.hi), self.of)
+
+    def is_equal(self, other: Extent) -> bool:
+        """Whether every candidate gives workers the same ranges."""
+        return self is other or (
+            len(self.of) == len(other.of)
+            and np.array_equal(self.lo[self.of], other.lo[other.of])
+            and np.array_equal(self.hi[self.of], other.hi[other.of])
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Boxes:
     """A box for every candidate and worker.
 
     Parameters
     ----------
-    lo, hi
-        Bounds, (candidates, workers, axes): numbers of elements, among those of `steps`.
-    active
-        False where a worker has no box, (candidates, workers).
+    extents
+        Bounds along each axis: numbers of elements, among those of `steps`.
+    present
+        As along one more axis, which workers have a box.
     steps
         The elements of each axis that count; empty if all of them do.
-    kinds
-        Numbers by which candidates share ranges, (candidates, axes + 1): candidates of one number
-        have the same bounds along the axis; the last column is about `active`.  None if unknown.
     taken
         The elements that count along one axis, by its kinds; None if all within the bounds do.
     """
 
-    lo: Ints
-    hi: Ints
-    active: Bools
+    extents: tuple[Extent, ...]
+    present: Extent
     steps: tuple[Strided, ...] = ()
-    kinds: Ints | None = None
     taken: Taken | None = None
+
+    @classmethod
+    def of_bounds(cls, lo: Ints, hi: Ints, active: Bools, steps: tuple[Strided, ...] = ()) -> Boxes:
+        """Boxes of these bounds.
+
+        Parameters
+        ----------
+        lo, hi
+            Bounds, (candidates, workers, axes).
+        active
+            False where a worker has no box, (candidates, workers).
+        steps
+            The elements of each axis that count.
+        """
+        extents = (Extent.alike(lo[..., axis], hi[..., axis]) for axis in range(lo.shape[-1]))
+        present = Extent.alike(np.zeros(active.shape, np.int64), active.astype(np.int64))
+        return cls(tuple(extents), present, steps)
+
+    def __len__(self) -> int:
+        """Number of candidates."""
+        return len(self.present.of)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.present.hi.shape[1]
+
+    @cached_property
+    def lo(self) -> Ints:
+        """First elements, (candidates, workers, axes)."""
+        return self._by_candidate([extent.lo for extent in self.extents])
+
+    @cached_property
+    def hi(self) -> Ints:
+        """Elements after the last, (candidates, workers, axes)."""
+        return self._by_candidate([extent.hi for extent in self.extents])
+
+    @cached_property
+    def active(self) -> Bools:
+        """False where a worker has no box, (candidates, workers)."""
+        active: Bools = self.present.hi[self.present.of] > 0
+        return active
+
+    def _by_candidate(self, bounds_of: Sequence[Ints]) -> Ints:
+        found = np.empty((len(self), self.workers, len(self.extents)), dtype=np.int64)
+        for axis, (bound, extent) in enumerate(zip(bounds_of, self.extents, strict=True)):
+            found[..., axis] = bound[extent.of]
+        return found
 
     def volume(self) -> npt.NDArray[np.float64]:
         """Number of elements, (candidates, workers)."""
-        lengths = self.hi - self.lo
-        if self.taken is not None and self.kinds is not None:
-            counts = [[len(each) for each in by_worker] for by_worker in self.taken.elements]
-            lengths[..., self.taken.axis] = np.array(counts)[self.kinds[:, self.taken.axis]]
-        elements: npt.NDArray[np.float64] = np.prod(lengths, axis=2, dtype=np.float64)
-        return elements * self.active
+        elements = self.present.hi[self.present.of].astype(np.float64)
+        for axis, extent in enumerate(self.extents):
+            lengths = extent.hi - extent.lo
+            if self.taken is not None and self.taken.axis == axis:
+                lengths = np.array(
+                    [[len(each) for each in by_worker] for by_worker in self.taken.elements]
+                )
+            elements *= lengths[extent.of]
+        return elements
 
     def ranges(self) -> Boxes:
         """The same boxes, in which all elements between those that are taken count, too."""
@@ -113,9 +222,8 @@ class Boxes:
 
 def take(boxes: Boxes, chosen: Ints) -> Boxes:
     """The boxes of some candidates."""
-    kinds = None if boxes.kinds is None else boxes.kinds[chosen]
-    lo, hi, active = boxes.lo[chosen], boxes.hi[chosen], boxes.active[chosen]
-    return Boxes(lo, hi, active, boxes.steps, kinds, boxes.taken)
+    extents = tuple(extent.take(chosen) for extent in boxes.extents)
+    return replace(boxes, extents=extents, present=boxes.present.take(chosen))
 
 
 def numbered(boxes: Boxes, steps: Sequence[Strided]) -> tuple[Ints, Ints]:
@@ -130,17 +238,75 @@ def numbered(boxes: Boxes, steps: Sequence[Strided]) -> tuple[Ints, Ints]:
     """
     if not steps:
         return boxes.lo, boxes.hi
-    lo, hi = (
-        np.stack([step.before(bound[..., axis]) for axis, step in enumerate(steps)], axis=-1)
-        for bound in (boxes.lo, boxes.hi)
-    )
-    return lo, hi
+    extents = (extent.numbered(step) for extent, step in zip(boxes.extents, steps, strict=True))
+    found = replace(boxes, extents=tuple(extents))
+    return found.lo, found.hi
 
 
-def paired(first: Ints, second: Ints) -> Ints:
-    """Numbers that are equal where both of two numbers are equal."""
-    pairs = first * (int(second.max(initial=0)) + 1) + second
-    return np.unique(pairs, return_inverse=True)[1]
+def first_of_kinds(kinds: Ints) -> tuple[Ints, Ints]:
+    """Kinds as numbers from 0 on, and the first candidate of each."""
+    return _first_of(kinds.astype(np.int64, copy=False).tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _first_of(kinds: bytes) -> tuple[Ints, Ints]:
+    """`first_of_kinds`; arrays that are cut alike, as those of many groups, have equal kinds."""
+    # faster than np.unique for the few candidates that there are
+    number: dict[int, int] = {}
+    first: list[int] = []
+    numbers = []
+    for candidate, kind in enumerate(np.frombuffer(kinds, np.int64).tolist()):
+        if kind not in number:
+            number[kind] = len(first)
+            first.append(candidate)
+        numbers.append(number[kind])
+    found = np.array(numbers, dtype=np.int64), np.array(first, dtype=np.int64)
+    for array in found:
+        array.flags.writeable = False
+    return found
+
+
+def paired(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    """Kinds of candidates that are of one kind in both ways, and the first candidate of each."""
+    return first_of_kinds(first * (int(second.max(initial=0)) + 1) + second)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What builders of boxes for one mesh share, as long as it exists no longer than their grids.
+
+    Parameters
+    ----------
+    ranges
+        By the size of a label, the identity of its grid, and a set of mesh axes or several of them,
+        the ranges that workers have.
+    extents, boxes
+        By their content, so that what is cut alike is the same object.
+    """
+
+    ranges: dict[object, tuple[Ints, Ints]] = field(default_factory=dict)
+    extents: dict[object, Extent] = field(default_factory=dict)
+    boxes: dict[object, Boxes] = field(default_factory=dict)
+
+    def extent(self, lo: Ints, hi: Ints, of: Ints) -> Extent:
+        """The extent of these ranges of kinds of candidates."""
+        key = len(lo), lo.tobytes(), hi.tobytes(), of.tobytes()
+        if key not in self.extents:
+            self.extents[key] = Extent(lo, hi, of)
+        return self.extents[key]
+
+    def boxed(
+        self,
+        extents: tuple[Extent, ...],
+        present: Extent,
+        steps: tuple[Strided, ...] = (),
+        taken: Taken | None = None,
+    ) -> Boxes:
+        """The boxes of these extents."""
+        key = extents, present, steps, taken
+        if key not in self.boxes:
+            self.boxes[key] = Boxes(*key)
+        return self.boxes[key]
 
 
 @dataclass
@@ -154,35 +320,33 @@ class BoxBuilder:
     labels, grids
         The labels of a node, and where each may be cut.
     known
-        Ranges that were found, by the size of a label, the identity of its grid, and a set of mesh
-        axes or several of them.  Builders for one mesh may share it, as long as it exists no longer
-        than their grids.
+        What was found before.
     """
 
     mesh: Mesh
     labels: Sequence[Label]
     grids: Sequence[Grid]
-    known: dict[object, tuple[Ints, Ints]] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
     def range(self, label: int, cut_by: tuple[int, ...]) -> tuple[Ints, Ints]:
         """The range of a label that each worker has where these mesh axes cut it: (lo, hi)."""
         size, grid = self.labels[label].size, self.grids[label]
         key = size, id(grid), cut_by
-        if key not in self.known:
+        if key not in self.known.ranges:
             edges = np.asarray(split(size, self.mesh.parts(cut_by), grid), dtype=np.int64)
             index = self.mesh.digits(cut_by)
-            self.known[key] = edges[index], edges[index + 1]
-        return self.known[key]
+            self.known.ranges[key] = edges[index], edges[index + 1]
+        return self.known.ranges[key]
 
     def ranges(self, label: int, cuts: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
         """:meth:`range` for several sets of mesh axes: (lo, hi), each (sets, workers)."""
         key = self.labels[label].size, id(self.grids[label]), ("sets", *cuts)
-        if key not in self.known:
+        if key not in self.known.ranges:
             found = [self.range(label, cut_by) for cut_by in cuts]
             shape = (len(cuts), self.mesh.workers)
             lo, hi = (np.array([pair[end] for pair in found]).reshape(shape) for end in (0, 1))
-            self.known[key] = lo, hi
-        return self.known[key]
+            self.known.ranges[key] = lo, hi
+        return self.known.ranges[key]
 
     def work(self, options: Options) -> Boxes:
         """The box of the loop nest that each worker runs."""
@@ -205,25 +369,23 @@ class BoxBuilder:
         ranges that have much in common.
         """
         taken = None
-        lo, hi, kinds = self._empty(len(options.options), len(axes))
-        active, kinds[:, -1] = self._running(options)
+        present = self._running(options)
         steps = steps_of(axes, [label.size for label in self.labels])
         if within is not None:
             label, first, last = within
             cuts, of = options.cutting(label)
             begin, end = self.ranges(label, cuts)
-            active = active & ((begin < last) & (end > first))[of]
-            kinds[:, -1] = paired(kinds[:, -1], of)
+            reading = present.meet(Extent.where((begin < last) & (end > first), of))
+            present = self.known.extent(reading.lo, reading.hi, reading.of)
+        extents = []
         for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
             if picks is not None and picks.axis == column and self._is_whole(axis):
                 cuts, of = options.cutting(picks.label)
-                spans = _spans(picks, *self.ranges(picks.label, cuts))
-                lo[:, :, column], hi[:, :, column] = spans[0][of], spans[1][of]
-                kinds[:, column] = of
+                extents.append(Extent(*_spans(picks, *self.ranges(picks.label, cuts)), of))
                 taken = self._taken(picks, cuts, size)
                 continue
             if axis.label is None:
-                lo[:, :, column], hi[:, :, column] = 0, size
+                extents.append(self._everything(options, size))
                 continue
             cuts, of = options.cutting(axis.label)
             begin, end = self.ranges(axis.label, cuts)
@@ -235,9 +397,8 @@ class BoxBuilder:
                 bounds_of = _numbers(axis, steps[column], begin, end, length, size)
             else:
                 bounds_of = _interval(axis, begin, end, size)
-            lo[:, :, column], hi[:, :, column] = bounds_of[0][of], bounds_of[1][of]
-            kinds[:, column] = of
-        return Boxes(lo, hi, active, steps, kinds, taken)
+            extents.append(self.known.extent(*bounds_of, of))
+        return self.known.boxed(tuple(extents), present, steps, taken)
 
     def _is_whole(self, axis: AxisMap) -> bool:
         """Whether all iterations read the same part of an axis."""
@@ -263,41 +424,41 @@ class BoxBuilder:
 
     def held(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box of the finished result that each worker holds."""
-        lo, hi, kinds = self._empty(len(options.options), len(out))
         summed, of = options.summed(reduced_labels(self.labels))
-        running, kinds[:, -1] = self._running(options)
-        active = running & np.array([self.mesh.first(axes) for axes in summed])[of]
-        kinds[:, -1] = paired(kinds[:, -1], of)
+        ends = np.array([self.mesh.first(axes) for axes in summed], dtype=bool)
+        finished = Extent.where(ends.reshape(len(summed), self.mesh.workers), of)
+        extents = []
         for column, (axis, size) in enumerate(zip(out, shape, strict=True)):
             if axis.label is None:
-                lo[:, :, column], hi[:, :, column] = 0, size
+                extents.append(self._everything(options, size))
                 continue
             cuts, of = options.holding(column)
             begin, end = self.ranges(axis.label, cuts)
-            lo[:, :, column], hi[:, :, column] = begin[of] * axis.width, end[of] * axis.width
-            kinds[:, column] = of
-        return Boxes(lo, hi, active, kinds=kinds)
+            extents.append(self.known.extent(begin * axis.width, end * axis.width, of))
+        return Boxes(tuple(extents), self._running(options).meet(finished))
 
     def held_second(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box that each worker holds in the second sharding; inactive without one."""
         shardings = [option.second or Sharding.on_one(len(shape)) for option in options.options]
         boxes = self.held(Options(Option(each, each) for each in shardings), out, shape)
         has = np.array([option.second is not None for option in options.options], dtype=bool)
-        assert boxes.kinds is not None
-        kinds = boxes.kinds.copy()
-        kinds[:, -1] = paired(kinds[:, -1], has.astype(np.int64))
-        return replace(boxes, active=boxes.active & has[:, None], kinds=kinds)
+        several = Extent.where(
+            np.repeat([[False], [True]], self.mesh.workers, axis=1), has.astype(np.int64)
+        )
+        return replace(boxes, present=boxes.present.meet(several))
 
-    def _running(self, options: Options) -> tuple[Bools, Ints]:
-        """True for workers that have a part of the work, and which candidates are alike."""
+    def _running(self, options: Options) -> Extent:
+        """The workers that have a part of the work."""
         idle, of = options.idle(len(self.mesh.shape))
-        first = [self.mesh.first(axes) for axes in idle]
-        return np.array(first, dtype=bool).reshape(len(idle), self.mesh.workers)[of], of
+        first = np.array([self.mesh.first(axes) for axes in idle], dtype=bool)
+        some = Extent.where(first.reshape(len(idle), self.mesh.workers), of)
+        return self.known.extent(some.lo, some.hi, of)
 
-    def _empty(self, options: int, axes: int) -> tuple[Ints, Ints, Ints]:
-        shape = (options, self.mesh.workers, axes)
-        kinds = np.zeros((options, axes + 1), dtype=np.int64)
-        return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64), kinds
+    def _everything(self, options: Options, size: int) -> Extent:
+        """A whole axis for every worker and candidate."""
+        nothing = np.zeros((1, self.mesh.workers), dtype=np.int64)
+        of = np.zeros(len(options.options), dtype=np.int64)
+        return self.known.extent(nothing, nothing + size, of)
 
 
 def _spans(picks: Picks, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:

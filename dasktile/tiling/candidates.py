@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
-from dasktile.tiling.boxes import BoxBuilder, Boxes, take
+from dasktile.tiling.boxes import BoxBuilder, Boxes, Extent, Known, take
 from dasktile.tiling.follow import (
     Followed,
     candidates,
@@ -138,7 +138,7 @@ class Space:
         default_factory=dict, repr=False
     )
     _followed: dict[object, Followed | None] = field(default_factory=dict, repr=False)
-    _ranges: dict[object, tuple[Ints, Ints]] = field(default_factory=dict, repr=False)
+    _known: Known = field(default_factory=Known, repr=False)
     _copies: dict[object, Followed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class Space:
         self, node: Node, grids: Sequence[Grid], small: bool, shapes: Sequence[tuple[int, ...]]
     ) -> tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]:
         """The candidates of boxes of a node, with the boxes of its work, its result and reads."""
-        boxes = BoxBuilder(self.mesh, node.labels, grids, self._ranges)
+        boxes = BoxBuilder(self.mesh, node.labels, grids, self._known)
         # nodes that differ in what they read, as slices of one array, share the others
         counts = self.mesh.counts
         cuts = (
@@ -361,12 +361,12 @@ class Space:
 
 def _resized(work: Boxes, labels: Sequence[Label], chunks: Chunks) -> Boxes:
     """The boxes that the same blocks have in an array whose chunks have other sizes."""
-    lo, hi = np.empty_like(work.lo), np.empty_like(work.hi)
-    for axis, (label, sizes) in enumerate(zip(labels, chunks, strict=True)):
+    extents = []
+    for extent, label, sizes in zip(work.extents, labels, chunks, strict=True):
         places, edges = np.asarray(bounds(label.cuts)), np.asarray(bounds(sizes))
-        for old, new in ((work.lo, lo), (work.hi, hi)):
-            new[..., axis] = edges[np.searchsorted(places, old[..., axis])]
-    return replace(work, lo=lo, hi=hi)
+        lo, hi = (edges[np.searchsorted(places, bound)] for bound in (extent.lo, extent.hi))
+        extents.append(Extent(lo, hi, extent.of))
+    return replace(work, extents=tuple(extents))
 
 
 def unknown_relation(node: Node, edge: Edge) -> bool:
@@ -426,7 +426,7 @@ def _balanced(
     work: Boxes, iterations: int, workers: int, small: bool, limits: CandidateLimits
 ) -> Ints:
     """Indices of the candidates that divide the work evenly, or as evenly as any does."""
-    everything = np.arange(len(work.lo), dtype=np.int64)
+    everything = np.arange(len(work), dtype=np.int64)
     if small or iterations == 0:
         return everything
     uneven = work.volume().max(axis=1) * workers / iterations

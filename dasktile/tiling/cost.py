@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Edge, Groups, Kind, Node, Role, are_cut
-from dasktile.tiling.boxes import Boxes
+from dasktile.tiling.boxes import take
 from dasktile.tiling.candidates import Space, Variable
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.objective import effort
 from dasktile.tiling.options import reduced_labels
+from dasktile.tiling.overlaps import Overlaps
 from dasktile.tiling.received import (
     Ints,
     Table,
@@ -94,7 +95,7 @@ class Costs:
     def __post_init__(self) -> None:
         # nodes of one shape share their boxes, so the identity of the boxes is a key
         tables: dict[object, Table] = {}
-        overlaps: dict[object, Table] = {}
+        overlaps = Overlaps()
         alike: dict[object, tuple[Table, Table, Table]] = {}
         outputs = set(self.space.program.outputs)
         for index, variable in enumerate(self.space.variables):
@@ -167,7 +168,7 @@ class Costs:
                     share = sent_share(made, producer.held, held, needs, blocks)
                     tables[key] = elements * share * made.itemsize
                     if variable.final is not None:
-                        for row, have in enumerate(held, len(producer.held.lo)):
+                        for row, have in enumerate(held, len(producer.held)):
                             if are_cut((bound.tolist() for bound in have.edges), variable.final):
                                 tables[key][row] = 0.0
                 self.between[source, index] = tables[key]
@@ -304,9 +305,7 @@ class Costs:
                     volume = variable.followed[states[index] - boxes].work.volume()
                     loads[variable.node] += volume * effort(node, self._model)
                     continue
-                state = np.array([states[index]])
-                box = Boxes(variable.work.lo[state], variable.work.hi[state],
-                            variable.work.active[state])  # fmt: skip
+                box = take(variable.work, np.array([states[index]]))
                 loads[variable.node] += box.volume()[0] * effort(node, self._model)
         return loads
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.tiling.boxes import Boxes, Taken, numbered, paired
+from dasktile.tiling.boxes import Boxes, Extent, Taken, first_of_kinds, paired
+from dasktile.tiling.strided import ALL, Strided
 
 Ints = npt.NDArray[np.int64]
 Table = npt.NDArray[np.float64]
@@ -32,46 +31,60 @@ MULTIPLIED = 0.06
 MOST_SPLIT = 12
 
 
-def overlap(held: Boxes, need: Boxes, known: dict[object, Table]) -> Table:
-    """Elements that workers need and hold, (candidates of the holder, of the reader).
+class Overlaps:
+    """Overlaps of boxes, each of which is found once.
 
-    A worker's overlap is a product over the axes.  Candidates share the ranges of an axis, so the
-    axes are split into two groups, and products of the one are multiplied, as matrices, by products
-    of the other.  Tables of arrays that are cut alike, as those of many groups or iterations are,
-    are `known` from the first one on.
-
-    Parameters
-    ----------
-    held, need
-        What each worker holds, and what it needs.
-    known
-        Overlaps that were computed before, by their content; new ones are added.
+    Arrays that are cut alike, as those of many groups or iterations are, share their overlaps.
     """
-    held_lo, held_hi = numbered(held, need.steps)
-    held_kinds, need_kinds = _kinds(held), _kinds(need)
-    factors = [
-        _shared_of_taken(held_lo[..., axis], held_hi[..., axis], held_kinds[:, axis],
-                         need.taken, need_kinds[:, axis])
-        if need.taken is not None and need.taken.axis == axis
-        else _shared(held_lo[..., axis], held_hi[..., axis], held_kinds[:, axis],
-                     need.lo[..., axis], need.hi[..., axis], need_kinds[:, axis])
-        for axis in range(held.lo.shape[-1])
-    ]  # fmt: skip
-    nothing = np.zeros((1, 1), dtype=np.int64)
-    if not (held.active.all() and need.active.all()):
-        begin, end = (np.broadcast_to(nothing, boxes.active.shape) for boxes in (held, need))
-        factors.append(
-            _shared(begin, held.active.astype(np.int64), held_kinds[:, -1],
-                    end, need.active.astype(np.int64), need_kinds[:, -1])
-        )  # fmt: skip
-    rows, columns, workers = len(held.lo), len(need.lo), held.lo.shape[1]
-    alike = (rows, columns, workers, *(part for factor in factors for part in factor.content()))
-    if alike not in known:
-        known[alike] = _summed(factors, rows, columns, workers)
-    return known[alike]
+
+    def __init__(self) -> None:
+        self._factors: dict[object, _Factor] = {}
+        #: The same by their content, so that equal ones are the same object.
+        self._equal: dict[object, _Factor] = {}
+        self._tables: dict[object, Table] = {}
+        self._volumes: dict[object, Table] = {}
+
+    def volume(self, boxes: Boxes) -> Table:
+        """Elements of all workers together, for every candidate."""
+        key = boxes.extents, boxes.present, boxes.taken
+        if key not in self._volumes:
+            self._volumes[key] = boxes.volume().sum(axis=1)
+        return self._volumes[key]
+
+    def overlap(self, held: Boxes, need: Boxes) -> Table:
+        """Elements that workers need and hold, (candidates of the holder, of the reader).
+
+        A worker's overlap is a product over the axes.  Candidates share the ranges of an axis, so
+        the axes are split into two groups, and products of the one are multiplied, as matrices, by
+        products of the other.
+
+        Parameters
+        ----------
+        held, need
+            What each worker holds, and what it needs.
+        """
+        factors = []
+        for axis, (have, want) in enumerate(zip(held.extents, need.extents, strict=True)):
+            is_taken = need.taken is not None and need.taken.axis == axis
+            taken = need.taken if is_taken else None
+            factors.append(self._factor(have, want, need.step(axis), taken))
+        if not (held.present.hi.all() and need.present.hi.all()):
+            factors.append(self._factor(held.present, need.present, ALL, None))
+        key = len(held), len(need), held.workers, *factors
+        if key not in self._tables:
+            self._tables[key] = _summed(factors, len(held), len(need), held.workers)
+        return self._tables[key]
+
+    def _factor(self, have: Extent, want: Extent, step: Strided, taken: Taken | None) -> _Factor:
+        """What candidates share along one axis, of which every `step` or what is `taken` counts."""
+        key = have, want, step, taken
+        if key not in self._factors:
+            factor = _shared(have.numbered(step), want, taken)
+            self._factors[key] = self._equal.setdefault(factor.content(), factor)
+        return self._factors[key]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Factor:
     """What candidates share along one axis.
 
@@ -93,44 +106,13 @@ class _Factor:
         return self.shared.shape, *(array.tobytes() for array in arrays)
 
 
-def _shared(
-    held_lo: Ints, held_hi: Ints, held: Ints, need_lo: Ints, need_hi: Ints, need: Ints
-) -> _Factor:
-    """The factor of one axis, from bounds, (candidates, workers), and kinds of candidates."""
-    held, some = _first(held)
-    need, others = _first(need)
-    lo = np.maximum(held_lo[some, None], need_lo[None, others])
-    hi = np.minimum(held_hi[some, None], need_hi[None, others])
-    return _Factor(np.maximum(hi - lo, 0).astype(np.float64), held, need)
-
-
-def _shared_of_taken(held_lo: Ints, held_hi: Ints, held: Ints, taken: Taken, need: Ints) -> _Factor:
-    """The factor of the axis along which the reader takes elements; arguments as for `_shared`."""
-    held, some = _first(held)
-    return _Factor(taken.within(held_lo[some], held_hi[some]), held, need)
-
-
-def _first(kinds: Ints) -> tuple[Ints, Ints]:
-    """Kinds as numbers from 0 on, and the first candidate of each."""
-    return _first_of(kinds.astype(np.int64, copy=False).tobytes())
-
-
-@functools.lru_cache(maxsize=1024)
-def _first_of(kinds: bytes) -> tuple[Ints, Ints]:
-    """`_first`; arrays that are cut alike, as those of many groups, have equal kinds."""
-    # faster than np.unique for the few candidates that there are
-    number: dict[int, int] = {}
-    first: list[int] = []
-    numbers = []
-    for candidate, kind in enumerate(np.frombuffer(kinds, np.int64).tolist()):
-        if kind not in number:
-            number[kind] = len(first)
-            first.append(candidate)
-        numbers.append(number[kind])
-    found = np.array(numbers, dtype=np.int64), np.array(first, dtype=np.int64)
-    for array in found:
-        array.flags.writeable = False
-    return found
+def _shared(have: Extent, want: Extent, taken: Taken | None) -> _Factor:
+    """The factor of one axis, along which the reader may take some elements only."""
+    if taken is not None:
+        return _Factor(taken.within(have.lo, have.hi), have.of, want.of)
+    lo = np.maximum(have.lo[:, None], want.lo[None])
+    hi = np.minimum(have.hi[:, None], want.hi[None])
+    return _Factor(np.maximum(hi - lo, 0).astype(np.float64), have.of, want.of)
 
 
 class _Group:
@@ -138,13 +120,11 @@ class _Group:
 
     def __init__(self, factors: Sequence[_Factor], rows: int, columns: int) -> None:
         self.factors = factors
-        self.held = np.zeros(rows, dtype=np.int64)
-        self.need = np.zeros(columns, dtype=np.int64)
+        self.held, self._some = first_of_kinds(np.zeros(rows, dtype=np.int64))
+        self.need, self._others = first_of_kinds(np.zeros(columns, dtype=np.int64))
         for factor in factors:
-            self.held = paired(self.held, factor.held)
-            self.need = paired(self.need, factor.need)
-        self.held, self._some = _first(self.held)
-        self.need, self._others = _first(self.need)
+            self.held, self._some = paired(self.held, factor.held)
+            self.need, self._others = paired(self.need, factor.need)
 
     @property
     def pairs(self) -> int:
@@ -222,19 +202,3 @@ def _split(
         ]
         splits.append((left, right))
     return min(splits, key=operations)
-
-
-def _kinds(boxes: Boxes) -> Ints:
-    """The kinds of candidates along each axis, found by comparing bounds where not known."""
-    if boxes.kinds is not None:
-        return boxes.kinds
-    parts = [*np.moveaxis(boxes.lo, -1, 0)], [*np.moveaxis(boxes.hi, -1, 0)]
-    columns = [_alike(lo, hi) for lo, hi in zip(*parts, strict=True)]
-    return np.stack([*columns, _alike(boxes.active)], axis=1)
-
-
-def _alike(*parts: npt.NDArray[Any]) -> Ints:
-    """Numbers that are equal for candidates whose rows are equal."""
-    first: dict[bytes, int] = {}
-    rows = (b"".join(part[row].tobytes() for part in parts) for row in range(len(parts[0])))
-    return np.array([first.setdefault(row, len(first)) for row in rows], dtype=np.int64)

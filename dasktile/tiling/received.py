@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from dasktile.ir import Chunks, bounds
 from dasktile.tiling.blocks import Blocks
-from dasktile.tiling.boxes import Boxes, numbered, paired, take
-from dasktile.tiling.overlaps import BLOCK, overlap
+from dasktile.tiling.boxes import Boxes, Extent, numbered, take
+from dasktile.tiling.overlaps import BLOCK, Overlaps
 from dasktile.tiling.settings import CostModel
 
 Ints = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ def received_elements(
     needed_blocks: Sequence[Sequence[Blocks]],
     model: CostModel,
     second: Boxes | None = None,
-    known: dict[object, Table] | None = None,
+    known: Overlaps | None = None,
 ) -> Table:
     """Elements that workers must receive, for candidates of boxes and those that follow.
 
@@ -55,9 +55,9 @@ def received_elements(
     second
         The boxes of a second sharding that each worker holds as well.
     known
-        Overlaps of boxes that were computed before, by their content.
+        Overlaps of boxes that were computed before; new ones are added.
     """
-    rows, columns = len(held.lo), len(needs[0].lo)
+    rows, columns = len(held), len(needs[0])
     elements = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
     if rows and columns:
         elements[:rows, :columns] = transfer(held, needs, model, second, known)
@@ -100,7 +100,7 @@ def made_where_read(
     needs = _distinct(needs)
     if len(needs) > model.exact_union:
         needs = [_hull(needs)]
-    columns, workers = needs[0].active.shape
+    columns, workers = len(needs[0]), needs[0].workers
     elements = np.zeros(columns + len(needed_blocks))
     # the union of the reads is a sum of what each two, three ... of them have in common
     groups = [
@@ -199,18 +199,17 @@ def _by_block(boxes: Boxes, edges: Sequence[Ints], counts: Table | None) -> Tabl
 
     `counts` are those that are taken, by block along their axis, kind and worker.
     """
-    rows, workers, axes = boxes.lo.shape
     found = boxes.active[..., None].astype(np.float64)
-    for axis in range(axes):
+    for axis, extent in enumerate(boxes.extents):
         is_taken = boxes.taken is not None and boxes.taken.axis == axis
-        if is_taken and counts is not None and boxes.kinds is not None:
-            shared = np.moveaxis(counts, 0, -1)[boxes.kinds[:, axis]]
+        if is_taken and counts is not None:
+            shared = np.moveaxis(counts, 0, -1)
         else:
             at = boxes.step(axis).before(edges[axis])
-            lo = np.maximum(boxes.lo[..., axis, None], at[:-1])
-            hi = np.minimum(boxes.hi[..., axis, None], at[1:])
-            shared = np.maximum(hi - lo, 0)
-        found = (found[..., None] * shared[..., None, :]).reshape(rows, workers, -1)
+            lo = np.maximum(extent.lo[..., None], at[:-1])
+            shared = np.maximum(np.minimum(extent.hi[..., None], at[1:]) - lo, 0)
+        found = found[..., None] * shared[extent.of][..., None, :]
+        found = found.reshape(len(boxes), boxes.workers, -1)
     return found
 
 
@@ -233,7 +232,7 @@ def transfer(
     needs: Sequence[Boxes],
     model: CostModel,
     second: Boxes | None = None,
-    known: dict[object, Table] | None = None,
+    known: Overlaps | None = None,
 ) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
@@ -250,21 +249,21 @@ def transfer(
     known
         As for :func:`received_elements`.
     """
-    known = {} if known is None else known
+    known = Overlaps() if known is None else known
     if second is not None and isinstance(held, Boxes):
         first = transfer(held, needs, model, known=known)
         return np.minimum(first, transfer(second, needs, model, known=known))
     needs = _distinct(needs)
     if len(needs) > model.exact_union:
         return transfer(held, [_hull(needs)], model, known=known)
-    rows = 1 if isinstance(held, Blocks) else len(held.lo)
-    total = np.zeros((rows, len(needs[0].lo)))
+    rows = 1 if isinstance(held, Blocks) else len(held)
+    total = np.zeros((rows, len(needs[0])))
     for count in range(1, len(needs) + 1):
         for group in itertools.combinations(needs, count):
             common = group[0]
             for other in group[1:]:
                 common = intersection(common, other)
-            missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common, known)
+            missing = known.volume(common)[None, :] - _overlap(held, common, known)
             total += missing if count % 2 else -missing
     return np.maximum(total, 0.0)
 
@@ -300,9 +299,8 @@ def _are_equal(first: Boxes, second: Boxes) -> bool:
     return first is second or (
         first.steps == second.steps
         and first.taken is second.taken
-        and np.array_equal(first.active, second.active)
-        and np.array_equal(first.lo, second.lo)
-        and np.array_equal(first.hi, second.hi)
+        and first.present.is_equal(second.present)
+        and all(map(Extent.is_equal, first.extents, second.extents))
     )
 
 
@@ -325,36 +323,26 @@ def _spanned(boxes: Boxes) -> Boxes:
     """The boxes that boxes span, in which all elements count."""
     if not boxes.steps:
         return boxes
-    spans = [
-        step.span(boxes.lo[..., axis], boxes.hi[..., axis]) for axis, step in enumerate(boxes.steps)
-    ]
-    lo, hi = (np.stack(bound, axis=-1) for bound in zip(*spans, strict=True))
-    return Boxes(lo, hi, boxes.active, kinds=boxes.kinds)
+    spans = map(Extent.spanned, boxes.extents, boxes.steps)
+    return Boxes(tuple(spans), boxes.present)
 
 
 def intersection(left: Boxes, right: Boxes) -> Boxes:
     """The boxes of what both contain, for each candidate and worker."""
-    active = left.active & right.active
+    present = left.present.meet(right.present)
+    steps = left.steps
     if left.steps != right.steps:
-        meets = [left.step(axis).meet(right.step(axis)) for axis in range(left.lo.shape[-1])]
+        meets = [left.step(axis).meet(right.step(axis)) for axis in range(len(left.extents))]
         steps = tuple(meet for meet in meets if meet is not None)
         if len(steps) < len(meets):
-            return replace(left, active=np.zeros_like(active))
-        (left_lo, left_hi), (right_lo, right_hi) = (
-            numbered(_spanned(boxes), steps) for boxes in (left, right)
+            nowhere = np.zeros((1, left.workers), dtype=bool)
+            nothing = Extent.where(nowhere, np.zeros(len(left), dtype=np.int64))
+            return replace(left, present=nothing)
+        left, right = (
+            Boxes(tuple(map(Extent.numbered, _spanned(boxes).extents, steps)), boxes.present)
+            for boxes in (left, right)
         )
-        left = Boxes(left_lo, left_hi, active, steps, left.kinds)
-        right = Boxes(right_lo, right_hi, active, steps, right.kinds)
-    lo = np.maximum(left.lo, right.lo)
-    hi = np.maximum(np.minimum(left.hi, right.hi), lo)
-    return Boxes(lo, hi, active, left.steps, _both(left.kinds, right.kinds))
-
-
-def _both(left: Ints | None, right: Ints | None) -> Ints | None:
-    """The kinds of candidates that are of one kind in both; None if they are unknown."""
-    if left is None or right is None:
-        return None
-    return np.stack([paired(*columns) for columns in zip(left.T, right.T, strict=True)], axis=1)
+    return Boxes(tuple(map(Extent.meet, left.extents, right.extents)), present, steps)
 
 
 def _hull(needs: Sequence[Boxes]) -> Boxes:
@@ -369,16 +357,16 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
             np.where(empty, other.hi, np.where(none, hi, np.maximum(hi, other.hi))),
         )
         active = active | other.active
-    return Boxes(lo, hi, active)
+    return Boxes.of_bounds(lo, hi, active)
 
 
-def _overlap(held: Boxes | Blocks, need: Boxes, known: dict[object, Table]) -> Table:
+def _overlap(held: Boxes | Blocks, need: Boxes, known: Overlaps) -> Table:
     """Elements that workers need and hold, (candidates of the holder, of the reader)."""
     if not isinstance(held, Blocks):
-        return overlap(held, need, known)
+        return known.overlap(held, need)
     counted = None
-    if need.taken is not None and need.kinds is not None:
+    if need.taken is not None:
         axis = need.taken.axis
-        counted = axis, need.taken.by_block(held.edges[axis]), need.kinds[:, axis]
+        counted = axis, need.taken.by_block(held.edges[axis]), need.extents[axis].of
     blocks = held.numbered(need.steps)
     return blocks.in_boxes(need.lo, need.hi, need.active, counted).sum(axis=1)[None, :]

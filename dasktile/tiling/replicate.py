@@ -37,7 +37,7 @@ def _readers(space: Space, states: Sequence[int], node: int, index: int) -> list
         take(second_boxes, np.array([states[index]])),
     )
     made, own = space.variables[space.made[node]], states[space.made[node]]
-    if own < len(made.held.lo):
+    if own < len(made.held):
         # the first sharding is the cheaper one to make from the computed array
         have = take(made.held, np.array([own]))
         if transfer(have, [second], model)[0, 0] < transfer(have, [first], model)[0, 0]:
@@ -48,7 +48,7 @@ def _readers(space: Space, states: Sequence[int], node: int, index: int) -> list
         variable, state = space.variables[place], states[place]
         for number, edge in enumerate(space.program.nodes[reader].edges):
             need = variable.needs[number] if number < len(variable.needs) else None
-            if edge.producer != node or need is None or state >= len(need.lo):
+            if edge.producer != node or need is None or state >= len(need):
                 continue
             row = [take(need, np.array([state]))]
             if transfer(second, row, model)[0, 0] < transfer(first, row, model)[0, 0]:

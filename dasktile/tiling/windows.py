@@ -63,7 +63,7 @@ def _whole(node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]) ->
     """For every candidate, whether all workers read whole windows, one after another."""
     is_taken = need.taken is not None and need.taken.axis in inner
     if is_taken or any(need.step(axis).step != 1 for axis in own):
-        return np.zeros(len(need.lo), dtype=bool)
+        return np.zeros(len(need), dtype=bool)
     length = (need.hi - need.lo)[:, :, inner]
     full = (length == [node.shape[axis] for axis in inner]).all(axis=2)
     return (full | ~need.active).all(axis=1)

@@ -45,7 +45,7 @@ def test_received_elements(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         bounds = [np.sort(rng.integers(0, len(end) + 1, (1, workers, 2)), axis=2) for end in ends]
         active = rng.random((1, workers)) < 0.8
         lo, hi = (np.stack([bound[..., side] for bound in bounds], axis=-1) for side in (0, 1))
-        needs.append(Boxes(lo, hi, active, steps))
+        needs.append(Boxes.of_bounds(lo, hi, active, steps))
         reads.append(
             [
                 {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import TypeVar
@@ -14,8 +13,14 @@ from dasktile.ir import AxisMap, Chunks, Edge, bounds
 from dasktile.tiling.strided import part_intervals
 
 Table = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 _Value = TypeVar("_Value", bound=Hashable)
+
+
+#: Tasks that cut and join a producer's tiles for a reader, and pieces per window, each by the
+#: producer's choice and the reader's.  Both are 0 where the tiles are read unchanged.
+Conversion = tuple[Table, Table]
 
 
 def conversion_tables(
@@ -23,29 +28,57 @@ def conversion_tables(
     shape: Sequence[int],
     made: Sequence[Chunks],
     used: Sequence[Sequence[tuple[int, ...]]],
-) -> tuple[Table, Table]:
-    """:func:`conversion_tasks` for every pair of a producer's chunks and a reader's cuts.
+) -> Conversion:
+    """The conversion for every pair of a producer's chunks and a reader's cuts.
 
-    Returns
-    -------
-    Tasks, and pieces per window, both (producer's choices, reader's choices); both are 0 where
-    the reader reads the producer's tiles unchanged.
+    Parameters
+    ----------
+    edge
+        The read.
+    shape
+        Shape of the producer's array.
+    made
+        Its chunks, for each choice.
+    used
+        Chunk sizes of the reader's labels, for each choice.
     """
     counts = np.ones((4, len(made), len(used)))
     exact = np.ones((len(made), len(used)), dtype=bool)
     for position, size in enumerate(shape):
-        rows, row_of = _distinct([chunks[position] for chunks in made])
-        columns, column_of = _distinct([_reads(edge, position, cuts) for cuts in used])
-        known = np.array(
-            [[_axis_pieces(*column, size, row) for column in columns] for row in rows], dtype=float
+        axis = AxisMap(0) if edge.chunks is not None else edge.axes[position]
+        along: tuple[tuple[int, ...] | None, ...]
+        if edge.chunks is not None:
+            along = (edge.chunks[position],) * len(used)
+        elif axis.label is None:
+            along = (None,) * len(used)
+        else:
+            along = tuple(cuts[axis.label] for cuts in used)
+        of_axis, unchanged = _axis_tables(
+            axis, size, tuple(chunks[position] for chunks in made), along
         )
-        by_pair = known[np.ix_(row_of, column_of)]
-        counts *= np.moveaxis(by_pair[:, :, :4], 2, 0)
-        exact &= by_pair[:, :, 4] > 0
+        counts *= of_axis
+        exact &= unchanged
     nonempty, pieces, whole, single = counts
     tasks = np.where(exact, 0.0, pieces - whole + nonempty - single)
     joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(nonempty, 1))
     return tasks, joined
+
+
+@lru_cache(maxsize=4096)
+def _axis_tables(
+    axis: AxisMap,
+    size: int,
+    made: tuple[tuple[int, ...], ...],
+    used: tuple[tuple[int, ...] | None, ...],
+) -> tuple[Table, Bools]:
+    """Counts of :func:`_axis_pieces` for pairs of choices, and whether windows are the blocks."""
+    rows, row_of = _distinct(made)
+    columns, column_of = _distinct(used)
+    known = np.array(
+        [[_axis_pieces(axis, cuts, size, row) for cuts in columns] for row in rows], dtype=float
+    )
+    by_pair = known[np.ix_(row_of, column_of)]
+    return np.moveaxis(by_pair[:, :, :4], 2, 0), by_pair[:, :, 4] > 0
 
 
 class Conversions:
@@ -56,7 +89,7 @@ class Conversions:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Table, Table]] = {}
+        self._known: dict[Hashable, Conversion] = {}
 
     def tables(
         self,
@@ -64,7 +97,7 @@ class Conversions:
         shape: Sequence[int],
         made: tuple[Chunks, ...],
         used: tuple[tuple[tuple[int, ...], ...], ...],
-    ) -> tuple[Table, Table]:
+    ) -> Conversion:
         """What `conversion_tables` returns, which must not be changed."""
         key = edge.axes, edge.chunks, tuple(shape), made, used
         if key not in self._known:
@@ -77,44 +110,6 @@ def _distinct(values: Sequence[_Value]) -> tuple[list[_Value], list[int]]:
     number: dict[_Value, int] = {}
     numbers = [number.setdefault(value, len(number)) for value in values]
     return list(number), numbers
-
-
-def _reads(
-    edge: Edge, position: int, cuts: Sequence[tuple[int, ...]]
-) -> tuple[AxisMap, tuple[int, ...] | None]:
-    """The map by which an edge reads one axis, and the cuts of the mapped label."""
-    if edge.chunks is not None:
-        return AxisMap(0), edge.chunks[position]
-    axis = edge.axes[position]
-    return axis, None if axis.label is None else cuts[axis.label]
-
-
-def conversion_of(
-    edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
-) -> tuple[float, float] | None:
-    """Number of tasks that cut and join a producer's tiles for a reader, and pieces per window.
-
-    None where the reader reads the tiles unchanged.
-
-    Parameters
-    ----------
-    edge
-        The read.
-    cuts
-        Chunk sizes of the reader's labels.
-    shape, made
-        Shape and chunks of the producer's array.
-    """
-    by_axis = [
-        _axis_pieces(*_reads(edge, position, cuts), size, made[position])
-        for position, size in enumerate(shape)
-    ]
-    if all(exact for *_, exact in by_axis):
-        return None
-    nonempty, pieces, whole, single = (
-        math.prod(axis[position] for axis in by_axis) for position in range(4)
-    )
-    return float(pieces - whole + nonempty - single), max(pieces, 1) / max(nonempty, 1)
 
 
 @lru_cache(maxsize=65536)
@@ -133,20 +128,19 @@ def _axis_pieces(
     first = np.searchsorted(edges, lo, side="right") - 1
     last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
     pieces = np.where(filled, last - first + 1, 0)
-    begins = np.searchsorted(edges, lo, side="left")
-    ends = np.searchsorted(edges, hi, side="right") - 1
-    whole = np.where(filled, np.maximum(ends - begins, 0), 0) if plain else np.zeros_like(lo)
-    exact = (
-        plain
-        and len(lo) == len(made)
-        and bool((lo == edges[:-1]).all() and (hi == edges[1:]).all())
-    )
-    return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),
-            int((pieces == 1).sum()), exact)  # fmt: skip
+    whole, exact = 0, False
+    if plain:
+        begins = np.searchsorted(edges, lo, side="left")
+        ends = np.searchsorted(edges, hi, side="right") - 1
+        whole = int(np.where(filled, np.maximum(ends - begins, 0), 0).sum())
+        exact = len(lo) == len(made) and bool((lo == edges[:-1]).all() and (hi == edges[1:]).all())
+    nonempty, single = np.count_nonzero(filled), np.count_nonzero(pieces == 1)
+    return int(nonempty), int(pieces.sum()), whole, int(single), exact
 
 
+@lru_cache(maxsize=65536)
 def _ranges(
-    axis: AxisMap, cuts: Sequence[int] | None, size: int
+    axis: AxisMap, cuts: tuple[int, ...] | None, size: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
     """The elements that each block reads of an axis: the first, and the one after the last.
 

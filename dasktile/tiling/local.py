@@ -19,23 +19,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
-from dasktile.ir import (
-    AxisMap,
-    Chunks,
-    Edge,
-    Kind,
-    Role,
-    Sharding,
-    Tiling,
-    Where,
-)
+from dasktile.ir import Chunks, Kind, Role, Sharding, Tiling, Where
 from dasktile.report.formatting import format_excess, format_limit
 from dasktile.tiling.block_places import place_result, place_work
 from dasktile.tiling.candidates import Space
-from dasktile.tiling.conversion import Conversions, conversion_of
+from dasktile.tiling.conversion import Conversion, Conversions, Table
 from dasktile.tiling.local_choices import Choice, Parts, local_choices
+from dasktile.tiling.reads import Read
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
 from dasktile.tiling.tiles import LocalCosts, Offer, block_count
@@ -84,8 +74,8 @@ class Splitter:
 
     Parameters
     ----------
-    space, states
-        The variables of the first level and the chosen candidates.
+    space, states, reads
+        The variables of the first level, the chosen candidates, and the reads between them.
     settings
         Constants.
     memory_limit
@@ -104,6 +94,7 @@ class Splitter:
 
     space: Space
     states: Sequence[int]
+    reads: Sequence[Read]
     settings: Settings
     memory_limit: int | None = None
     threads: int = 1
@@ -146,24 +137,24 @@ class Splitter:
             if key not in shared:
                 shared[key] = self.costs.offer(choice, self._part_counts(choice))
             offers.append(shared[key])
-        pairwise: dict[tuple[int, int], np.ndarray] = {}
-        tables: dict[object, np.ndarray] = {}
-        for source, reader, edge in self._edges():
-            made, used = offers[source], offers[reader]
-            fused = self._fused(source, reader)
-            choice = self.choices[reader]
-            pair = (id(made), id(used), edge.axes, edge.chunks, choice.option, fused)
-            if pair not in tables:
-                tables[pair] = self.costs.conversion(choice, edge, made, used, fused)
-            table = tables[pair]
-            if (source, reader) in pairwise:
-                table = table + pairwise[source, reader]
-            pairwise[source, reader] = table
+        pairwise: dict[tuple[int, int], Table] = {}
+        between: list[Conversion] = []
+        #: Conversions with their costs, for reads that have these in common.
+        alike: dict[tuple[int, int, int], tuple[Conversion, Table]] = {}
+        for read in self.reads:
+            made, used = offers[read.source], offers[read.reader]
+            same = id(made), id(used), read.alike
+            if same not in alike:
+                alike[same] = self.costs.conversion(self.choices[read.reader], read, made, used)
+            conversion, table = alike[same]
+            between.append(conversion)
+            pair = read.source, read.reader
+            pairwise[pair] = table + pairwise[pair] if pair in pairwise else table
         unary = [offer.unary for offer in offers]
         solution = solve(
             Problem(unary, pairwise), self.settings.width_budget, limits=self.settings.solver
         )
-        return self._outcome(solution.states, offers)
+        return self._outcome(solution.states, offers, between)
 
     # -- part counts -----------------------------------------------------------
 
@@ -337,45 +328,11 @@ class Splitter:
             offers = [*offers[: most - 1], self._finest(choice)]
         return list(dict.fromkeys(offers))
 
-    # -- reads -----------------------------------------------------------------
-
-    def _fused(self, source: int, reader: int) -> bool:
-        """True where Dask fuses a block with the only block that reads it."""
-        source_choice, choice = self.choices[source], self.choices[reader]
-        if source_choice.keep or choice.keep or source_choice.node in self.space.program.outputs:
-            return False
-        producer_node, node = (
-            self.space.program.nodes[each.node] for each in (source_choice, choice)
-        )
-        if len(self.space.program.consumers(source_choice.node)) > 1 or producer_node.resident:
-            return False
-        if len(node.edges) == 1:
-            # a chain, if each block is read by one block
-            pieces = {axis.label for axis in node.edges[0].axes if axis.label is not None}
-            alike = len(pieces) == len(node.labels) and node.kind in (Kind.MAP, Kind.VIEW)
-            return alike and producer_node.kind in (Kind.MAP, Kind.VIEW, Kind.CONTRACT)
-        return (
-            producer_node.kind is Kind.MAP is node.kind
-            and sum(edge.producer == source_choice.node for edge in node.edges) == 1
-            and len(producer_node.shape) == len(node.labels)
-        )
-
-    def _edges(self) -> list[tuple[int, int, Edge]]:
-        edges = []
-        for reader, choice in enumerate(self.choices):
-            node = self.space.program.nodes[choice.node]
-            if choice.keep:
-                axes = tuple(AxisMap(axis) for axis in range(len(node.shape)))
-                made = self.space.source if choice.final else self.space.made.__getitem__
-                edges.append((made(choice.node), reader, Edge(choice.node, axes)))
-                continue
-            for edge in dict.fromkeys(node.edges):
-                edges.append((self.space.source(edge.producer), reader, edge))
-        return edges
-
     # -- the result --------------------------------------------------------------
 
-    def _outcome(self, states: Sequence[int], offers: Sequence[Offer]) -> LocalCuts:
+    def _outcome(
+        self, states: Sequence[int], offers: Sequence[Offer], between: Sequence[Conversion]
+    ) -> LocalCuts:
         program, mesh = self.space.program, self.space.mesh
         tasks = [0.0] * len(program.nodes)
         peak = [0] * len(program.nodes)
@@ -414,16 +371,17 @@ class Splitter:
                     held_at=place_result(mesh, choice, out, chunks),
                 )
             tilings.append(tiling)
-        for source, reader, edge in self._edges():
-            cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
-            shape = program.nodes[edge.producer].shape
-            between = conversion_of(edge, cuts, shape, made)
-            if between is not None:
-                tasks[self.choices[reader].node] += between[0]
-                if between[1] > 1:
-                    joined[self.choices[reader].node] += program.nodes[edge.producer].held_bytes
-            elif self._fused(source, reader):
-                tasks[edge.producer] -= block_count(made)
+        for read, (counts, pieces) in zip(self.reads, between, strict=True):
+            at = states[read.source], states[read.reader]
+            reader = self.choices[read.reader].node
+            if pieces[at]:
+                tasks[reader] += counts[at]
+                if pieces[at] > 1:
+                    joined[reader] += program.nodes[read.edge.producer].held_bytes
+            elif read.fused:
+                tasks[read.edge.producer] -= block_count(
+                    offers[read.source].chunks[states[read.source]]
+                )
         return LocalCuts(
             tuple(tilings),
             kept,

@@ -21,6 +21,7 @@ from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.objective import Objective, stock_slowdown
 from dasktile.tiling.plan import Price
+from dasktile.tiling.reads import Read, reads_of
 from dasktile.tiling.rematerialize import spilled_bytes
 from dasktile.tiling.replicate import find_replicas
 from dasktile.tiling.rewrite import ExtendedProgram, Replica, extend
@@ -214,6 +215,7 @@ class MeshPlanner:
         local = Splitter(
             self.space,
             solution.states,
+            self._reads,
             self.settings,
             self.memory_limit,
             self.threads,
@@ -275,6 +277,11 @@ class MeshPlanner:
         for position, worker in enumerate(workers_of_positions(positions, self.workers)):
             on_workers[..., worker] += of_positions[..., position]
         return on_workers
+
+    @cached_property
+    def _reads(self) -> list[Read]:
+        """The reads between the variables."""
+        return reads_of(self.space)
 
     @cached_property
     def _spilled(self) -> int:

@@ -14,11 +14,12 @@ import numpy as np
 
 from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Node, Role, bounds
 from dasktile.tiling.candidates import Space
-from dasktile.tiling.conversion import Conversions
+from dasktile.tiling.conversion import Conversion, Conversions, Table
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.local_choices import Choice, Parts
 from dasktile.tiling.objective import Objective, effort
 from dasktile.tiling.options import reduced_labels
+from dasktile.tiling.reads import Read
 from dasktile.tiling.settings import Settings
 
 
@@ -179,24 +180,24 @@ class LocalCosts:
         return cost
 
     def conversion(
-        self, choice: Choice, edge: Edge, made: Offer, used: Offer, fused: bool
-    ) -> np.ndarray:
-        """Cost, in bytes, of turning a producer's tiles into those that its reader needs.
+        self, choice: Choice, read: Read, made: Offer, used: Offer
+    ) -> tuple[Conversion, Table]:
+        """What turns a producer's tiles into those that its reader needs, and its cost in bytes.
 
-        It is negative where the producer's tasks are fused into those of the reader.
+        The cost is negative where the producer's tasks are fused into those of the reader.
 
         Parameters
         ----------
-        choice, edge
+        choice, read
             The reader, and its read.
         made, used
             The offers of the producer and of the reader.
-        fused
-            Whether Dask fuses tasks of the producer with those of the reader.
         """
+        edge = read.edge
         producer = self.space.program.nodes[edge.producer]
-        tasks, joined = self.conversions.tables(edge, producer.shape, made.chunks, used.cuts)
-        if fused:
+        between = self.conversions.tables(edge, producer.shape, made.chunks, used.cuts)
+        tasks, joined = between
+        if read.fused:
             saved = np.array([[block_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)
         objective = self.objective
@@ -211,7 +212,7 @@ class LocalCosts:
         if self._copies(choice, edge) > 1 and not joined_by_each:
             # one worker joins a tile and sends all of it to the others
             table += np.where(joined > 1, producer.held_bytes * (1 - 1 / np.maximum(joined, 1)), 0)
-        return table
+        return between, table
 
     def _copies(self, choice: Choice, edge: Edge) -> int:
         """Number of workers that need the same part of an array."""

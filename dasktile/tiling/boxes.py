@@ -282,11 +282,14 @@ class Known:
         the ranges that workers have.
     extents, boxes
         By their content, so that what is cut alike is the same object.
+    running
+        By the candidates, the workers that have a part of the work.
     """
 
     ranges: dict[object, tuple[Ints, Ints]] = field(default_factory=dict)
     extents: dict[object, Extent] = field(default_factory=dict)
     boxes: dict[object, Boxes] = field(default_factory=dict)
+    running: dict[Options, Extent] = field(default_factory=dict)
 
     def extent(self, lo: Ints, hi: Ints, of: Ints) -> Extent:
         """The extent of these ranges of kinds of candidates."""
@@ -449,10 +452,12 @@ class BoxBuilder:
 
     def _running(self, options: Options) -> Extent:
         """The workers that have a part of the work."""
-        idle, of = options.idle(len(self.mesh.shape))
-        first = np.array([self.mesh.first(axes) for axes in idle], dtype=bool)
-        some = Extent.where(first.reshape(len(idle), self.mesh.workers), of)
-        return self.known.extent(some.lo, some.hi, of)
+        if options not in self.known.running:
+            idle, of = options.idle(len(self.mesh.shape))
+            first = np.array([self.mesh.first(axes) for axes in idle], dtype=bool)
+            some = Extent.where(first.reshape(len(idle), self.mesh.workers), of)
+            self.known.running[options] = self.known.extent(some.lo, some.hi, of)
+        return self.known.running[options]
 
     def _everything(self, options: Options, size: int) -> Extent:
         """A whole axis for every worker and candidate."""

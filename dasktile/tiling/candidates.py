@@ -138,6 +138,8 @@ class Space:
         default_factory=dict, repr=False
     )
     _followed: dict[object, Followed | None] = field(default_factory=dict, repr=False)
+    #: The first grids of nodes that are cut alike, so that these share their ranges.
+    _grids: dict[object, Sequence[Grid]] = field(default_factory=dict, repr=False)
     _known: Known = field(default_factory=Known, repr=False)
     _copies: dict[object, Followed] = field(default_factory=dict, repr=False)
 
@@ -186,14 +188,16 @@ class Space:
         self, node: Node, grids: Sequence[Grid], small: bool, shapes: Sequence[tuple[int, ...]]
     ) -> tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]:
         """The candidates of boxes of a node, with the boxes of its work, its result and reads."""
-        boxes = BoxBuilder(self.mesh, node.labels, grids, self._known)
-        # nodes that differ in what they read, as slices of one array, share the others
         counts = self.mesh.counts
-        cuts = (
+        cuts = tuple(
             cuts_of(grid, label.size, counts)
             for grid, label in zip(grids, node.labels, strict=True)
         )
-        alike = ("made", node.labels, node.out, node.shape, tuple(cuts), small, node.kind)
+        # nodes that differ in what they read, as slices of one array, share the others
+        alike = ("made", node.labels, node.out, node.shape, cuts, small, node.kind)
+        boxes = BoxBuilder(
+            self.mesh, node.labels, self._grids.setdefault(alike, grids), self._known
+        )
         if alike in self._cache:
             options, work, held, _ = self._cache[alike]
             return options, work, held, self._needs(node, boxes, options, shapes)

@@ -149,9 +149,13 @@ class Costs:
                     for option_blocks in variable.followed
                 ]
                 held = [option_blocks.held for option_blocks in producer.followed]
+                boxes: tuple[object, ...]
+                if len(needs) == 1 and producer.held_second is None and made.windows == 1:
+                    boxes = overlaps.content(producer.held, needs[0])
+                else:
+                    boxes = (id(producer.held), id(producer.held_second), *map(id, needs))
                 windows = made.edges[0].axes if made.windows > 1 else ()
-                key = (tuple(map(id, needs)), id(producer.held), id(producer.held_second),
-                       made.itemsize, windows, variable.final,
+                key = (boxes, made.itemsize, windows, variable.final,
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
@@ -176,7 +180,7 @@ class Costs:
                 if made.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
                     least = self._least_saved(made)
-                    moving = (key, made.chunks, least)
+                    moving = (key, tuple(map(id, needs)), made.chunks, least)
                     if moving not in tables:
                         elements = made_where_read(made.chunks, needs, blocks, self._model)
                         moved = elements * made.itemsize
@@ -297,16 +301,21 @@ class Costs:
     def loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
         """Operations of every worker for every node under an assignment: (nodes, workers)."""
         loads = np.zeros((len(self.space.program.nodes), self.space.mesh.workers))
+        #: Elements of every worker, by the boxes and the candidate.
+        volumes: dict[tuple[int, int], Table] = {}
         for index, variable in enumerate(self.space.variables):
             if not variable.keep:
                 node = self.space.program.nodes[variable.node]
                 boxes = len(variable.options) - len(variable.followed)
                 if states[index] >= boxes:
                     volume = variable.followed[states[index] - boxes].work.volume()
-                    loads[variable.node] += volume * effort(node, self._model)
-                    continue
-                box = take(variable.work, np.array([states[index]]))
-                loads[variable.node] += box.volume()[0] * effort(node, self._model)
+                else:
+                    key = id(variable.work), states[index]
+                    if key not in volumes:
+                        chosen = np.array([states[index]])
+                        volumes[key] = take(variable.work, chosen).volume()[0]
+                    volume = volumes[key]
+                loads[variable.node] += volume * effort(node, self._model)
         return loads
 
     def _least_saved(self, root: Node) -> float:

@@ -63,6 +63,23 @@ class Overlaps:
         held, need
             What each worker holds, and what it needs.
         """
+        key = self._factors_of(held, need)
+        if key not in self._tables:
+            self._tables[key] = _summed(*key)
+        return self._tables[key]
+
+    def content(self, held: Boxes, need: Boxes) -> tuple[object, ...]:
+        """Equal for boxes of which workers need and lack as many elements, in all candidates.
+
+        Parameters
+        ----------
+        held, need
+            As for :meth:`overlap`.
+        """
+        return id(self.volume(need)), *self._factors_of(held, need)
+
+    def _factors_of(self, held: Boxes, need: Boxes) -> tuple[tuple[_Factor, ...], int, int, int]:
+        """The factors of an overlap, and the numbers of candidates of both, and of workers."""
         factors = []
         for axis, (have, want) in enumerate(zip(held.extents, need.extents, strict=True)):
             is_taken = need.taken is not None and need.taken.axis == axis
@@ -70,10 +87,7 @@ class Overlaps:
             factors.append(self._factor(have, want, need.step(axis), taken))
         if not (held.present.hi.all() and need.present.hi.all()):
             factors.append(self._factor(held.present, need.present, ALL, None))
-        key = len(held), len(need), held.workers, *factors
-        if key not in self._tables:
-            self._tables[key] = _summed(factors, len(held), len(need), held.workers)
-        return self._tables[key]
+        return tuple(factors), len(held), len(need), held.workers
 
     def _factor(self, have: Extent, want: Extent, step: Strided, taken: Taken | None) -> _Factor:
         """What candidates share along one axis, of which every `step` or what is `taken` counts."""

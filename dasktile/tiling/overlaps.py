@@ -20,6 +20,9 @@ Table = npt.NDArray[np.float64]
 #: change any result.
 BLOCK = 2_000_000
 
+#: The same where it is read again at once: it fits a core's cache.
+CACHED = 32_768
+
 #: Steps of a product of matrices for which OpenBLAS starts no threads (by its source).
 ONE_THREAD = 2**18
 
@@ -145,14 +148,19 @@ class _Group:
         """Pairs of kinds."""
         return len(self._some) * len(self._others)
 
-    def product(self, workers: slice) -> Table:
+    def product(self, workers: slice, pairs: slice = slice(None)) -> Table:
         """Elements that some workers share along the axes, (pairs of kinds, workers)."""
-        count = len(range(workers.start, workers.stop))
-        result = np.ones((len(self._some), len(self._others), count))
+        row, column = np.divmod(np.arange(self.pairs)[pairs], len(self._others))
+        result: Table | None = None
         for factor in self.factors:
-            rows, columns = factor.held[self._some], factor.need[self._others]
-            result *= factor.shared[rows[:, None], columns[None], workers]
-        return result.reshape(self.pairs, count)
+            held, need = factor.held[self._some][row], factor.need[self._others][column]
+            readers, every = factor.shared.shape[1:]
+            shared = factor.shared.reshape(-1, every)[:, workers]
+            shared = shared.take(held * readers + need, axis=0)
+            result = shared if result is None else np.multiply(result, shared, out=result)
+        if result is None:
+            return np.ones((len(row), len(range(workers.start, workers.stop))))
+        return result
 
     def numbers(self) -> Ints:
         """The pair of kinds of every pair of candidates, (of the holder, of the reader)."""
@@ -163,13 +171,16 @@ def _summed(factors: Sequence[_Factor], rows: int, columns: int, workers: int) -
     """The product of factors, summed over workers, (candidates of the holder, of the reader)."""
     left, right = (_Group(some, rows, columns) for some in _split(factors, rows, columns))
     total = np.zeros((left.pairs, right.pairs))
+    if not right.factors:
+        step = max(1, CACHED // max(1, workers))
+        for start in range(0, left.pairs, step):
+            pairs = slice(start, start + step)
+            total[pairs, 0] = left.product(slice(0, workers), pairs).sum(axis=1)
+        return np.take(total, left.numbers())
     step = max(1, BLOCK // (left.pairs + right.pairs))
     for start in range(0, workers, step):
         part = slice(start, min(start + step, workers))
-        if right.factors:
-            _add_product(total, left.product(part), right.product(part))
-        else:
-            total[:, 0] += left.product(part).sum(axis=1)
+        _add_product(total, left.product(part), right.product(part))
     elements: Table = np.take(total, left.numbers() * right.pairs + right.numbers())
     return elements
 

@@ -74,6 +74,10 @@ class LocalCosts:
     _chunks: dict[tuple[int, Parts, Parts], Chunks] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    #: The same for working sets.
+    _working_sets: dict[tuple[int, Parts, Parts], int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @cached_property
     def objective(self) -> Objective:
@@ -280,6 +284,13 @@ class LocalCosts:
         It is not known which chunks a task of an unchanged operation reads; one of each input is
         assumed.
         """
+        key = choice.family, choice.mesh_parts, parts
+        known = self._working_sets.get(key)
+        if known is None:
+            known = self._working_sets[key] = self._new_working_set(choice, parts)
+        return known
+
+    def _new_working_set(self, choice: Choice, parts: Parts) -> int:
         node = self.space.program.nodes[choice.node]
         longest = [max(self.cuts(choice, label, count)) for label, count in enumerate(parts)]
         blocks = []

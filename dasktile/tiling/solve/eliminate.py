@@ -58,6 +58,10 @@ def solve(
     limits
         Limits of the search.
     """
+    if all(len(costs) == 1 for costs in problem.unary):
+        only = (0,) * len(problem.unary)
+        cost = problem.cost(only)
+        return Solution(only, cost, cost, True)
     order = _elimination_order(problem, limits)
     different = merged(problem)
     best = _solved(different.problem, width_budget, prove, limits, order)

@@ -234,6 +234,8 @@ class Space:
 
     def _follows(self, index: int, node: Node) -> list[tuple[Follow, Followed]]:
         """Arrays that a node may follow, with the blocks that workers then have."""
+        if not self.leaders:
+            return []
         follows = []
         limits = self.settings.candidates
         shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]

@@ -200,7 +200,9 @@ class _Making:
             choice = self.choices[self.space.source(edge.producer)]
             made = self.space.program.nodes[edge.producer]
             for axis, spec in enumerate(edge.axes):
-                if spec != AxisMap(label) or made.shape[axis] != node.labels[label].size:
+                if spec.label != label or not spec.identity:
+                    continue
+                if made.shape[axis] != node.labels[label].size:
                     continue
                 along = AxisMap(axis) if choice.keep else made.out[axis]
                 if along.label is None or not along.identity:

@@ -121,7 +121,7 @@ def _first(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def _first_of_kinds(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The first of every kind, in the order of the kinds."""
     # kinds are numbered in the order in which they are met
-    return np.flatnonzero(np.diff(np.maximum.accumulate(kinds), prepend=-1))
+    return np.searchsorted(np.maximum.accumulate(kinds), np.arange(kinds.max(initial=-1) + 1))
 
 
 def pruned(problem: Problem) -> Pruned:
@@ -185,12 +185,14 @@ def _most_more(
     """The most that an entry of one row exceeds that of another, for pairs of rows."""
     kinds = _kinds(table)
     different = table[_first_of_kinds(kinds)]
+    # so are many columns
+    different = different[:, _first(different.T)]
     pairs = kinds[first] * len(different) + kinds[second]
     # many rows are equal: each pair of different rows is compared once
     met = np.zeros(len(different) ** 2, dtype=bool)
     met[pairs] = True
     some, others = np.divmod(np.flatnonzero(met), len(different))
-    step = max(1, _BLOCK // max(1, table.shape[1]))
+    step = max(1, _BLOCK // max(1, different.shape[1]))
     parts = [slice(start, start + step) for start in range(0, len(some), step)]
     most = np.zeros(len(met))
     most[met] = np.concatenate(

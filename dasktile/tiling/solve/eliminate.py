@@ -312,7 +312,14 @@ def _descend(problem: Problem, states: list[int], limits: SolverLimits) -> list[
     starts = sorted(
         {turn * count // limits.descent_forests for turn in range(limits.descent_forests)}
     )
-    forests = [_Forest(problem, start, limits) for start in starts]
+    #: By their variables: in small problems, several starts lead to the same forest.
+    different: dict[tuple[int, ...], _Forest] = {}
+    forests = []
+    for start in starts:
+        inside = tuple(_without_cycle(problem, start))
+        if inside not in different:
+            different[inside] = _Forest(problem, inside, limits)
+        forests.append(different[inside])
     stale = turn = 0
     while stale < len(forests):
         candidate = forests[turn % len(forests)].best(states)
@@ -331,15 +338,14 @@ class _Forest:
     ----------
     problem
         The problem.
-    start
-        The variables are taken in order from this one on.
+    inside
+        The variables.
     limits
         Limits of the search.
     """
 
-    def __init__(self, problem: Problem, start: int, limits: SolverLimits) -> None:
-        self.problem, self.limits = problem, limits
-        self.inside = _without_cycle(problem, start)
+    def __init__(self, problem: Problem, inside: Sequence[int], limits: SolverLimits) -> None:
+        self.problem, self.inside, self.limits = problem, inside, limits
         position = {variable: index for index, variable in enumerate(self.inside)}
         #: Tables of pairs inside, and for every pair with one variable inside: the position of
         #: that, the other variable, and the table by the states of the other.
@@ -355,18 +361,26 @@ class _Forest:
         self.largest = max((table.size for table in self.pairwise.values()), default=1)
         unary = [problem.unary[variable] for variable in self.inside]
         self.order = _elimination_order(Problem(unary, self.pairwise), limits)
+        #: The best states, by those of the neighbours outside.
+        self._found: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def best(self, states: Sequence[int]) -> list[int]:
         """The states of all variables with the best ones for those inside, given the others."""
+        around = tuple(states[other] for _, other, _ in self.leaving)
+        if around not in self._found:
+            self._found[around] = self._solved(states)
+        completed = list(states)
+        for variable, state in zip(self.inside, self._found[around], strict=True):
+            completed[variable] = state
+        return completed
+
+    def _solved(self, states: Sequence[int]) -> tuple[int, ...]:
+        """The best states of those inside."""
         unary = [np.array(self.problem.unary[at], dtype=np.float64) for at in self.inside]
         for position, other, table in self.leaving:
             unary[position] += table[states[other]]
         inner = Problem(unary, self.pairwise)
-        found = _eliminated(inner, self.largest, self.limits, self.order).states
-        completed = list(states)
-        for variable, state in zip(self.inside, found, strict=True):
-            completed[variable] = state
-        return completed
+        return _eliminated(inner, self.largest, self.limits, self.order).states
 
 
 def _without_cycle(problem: Problem, start: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -10,10 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Edge, bounds
-from dasktile.tiling.strided import part_intervals
+from dasktile.tiling.strided import Strided, part_intervals
 
 Table = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+#: Windows, pieces, whole blocks and windows of one piece; whether the windows are the blocks.
+Counts = tuple[int, int, int, int, bool]
 
 _Value = TypeVar("_Value", bound=Hashable)
 
@@ -72,11 +76,40 @@ def _axis_tables(
     used: tuple[tuple[int, ...] | None, ...],
 ) -> tuple[Table, Bools]:
     """Counts of :func:`_axis_pieces` for pairs of choices, and whether windows are the blocks."""
+    if axis.label is not None and axis.step > 1 and axis.width == 1 and not _has_runs(axis):
+        step = Strided(axis.start, axis.step)
+        blocks = (step.before(np.asarray(bounds(chunks))).tolist() for chunks in made)
+        return _tables_by_number(tuple(map(tuple, blocks)), used)
+    return _for_pairs(lambda chunks, cuts: _axis_pieces(axis, cuts, size, chunks), made, used)
+
+
+@lru_cache(maxsize=4096)
+def _tables_by_number(
+    made: tuple[tuple[int, ...], ...], used: tuple[tuple[int, ...] | None, ...]
+) -> tuple[Table, Bools]:
+    """The same where single elements are read with a step, by their numbers at block boundaries.
+
+    Slices with several starts share these, as most of their elements are in the same blocks.
+    """
+
+    def pieces_of(blocks: tuple[int, ...], cuts: tuple[int, ...] | None) -> Counts:
+        edges = np.asarray(bounds(cuts or ()))
+        filled, pieces = _pieces(np.asarray(blocks), edges[:-1], edges[1:])
+        nonempty, single = np.count_nonzero(filled), np.count_nonzero(pieces == 1)
+        return int(nonempty), int(pieces.sum()), 0, int(single), False
+
+    return _for_pairs(pieces_of, made, used)
+
+
+def _for_pairs(
+    counts: Callable[[tuple[int, ...], tuple[int, ...] | None], Counts],
+    made: Sequence[tuple[int, ...]],
+    used: Sequence[tuple[int, ...] | None],
+) -> tuple[Table, Bools]:
+    """Counts for pairs of a producer's choice and a reader's; equal pairs are counted once."""
     rows, row_of = _distinct(made)
     columns, column_of = _distinct(used)
-    known = np.array(
-        [[_axis_pieces(axis, cuts, size, row) for cuts in columns] for row in rows], dtype=float
-    )
+    known = np.array([[counts(row, cuts) for cuts in columns] for row in rows], dtype=float)
     by_pair = known[np.ix_(row_of, column_of)]
     return np.moveaxis(by_pair[:, :, :4], 2, 0), by_pair[:, :, 4] > 0
 
@@ -115,7 +148,7 @@ def _distinct(values: Sequence[_Value]) -> tuple[list[_Value], list[int]]:
 @lru_cache(maxsize=65536)
 def _axis_pieces(
     axis: AxisMap, cuts: tuple[int, ...] | None, size: int, made: tuple[int, ...]
-) -> tuple[int, int, int, int, bool]:
+) -> Counts:
     """Counts along one axis: windows, pieces, whole blocks and windows of one piece.
 
     The last entry is True where the windows are exactly the blocks.
@@ -124,10 +157,7 @@ def _axis_pieces(
         return (len(made), len(made), len(made), len(made), True)
     edges = np.asarray(bounds(made))
     lo, hi, plain = _ranges(axis, cuts, size)
-    filled = hi > lo
-    first = np.searchsorted(edges, lo, side="right") - 1
-    last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
-    pieces = np.where(filled, last - first + 1, 0)
+    filled, pieces = _pieces(edges, lo, hi)
     whole, exact = 0, False
     if plain:
         begins = np.searchsorted(edges, lo, side="left")
@@ -136,6 +166,19 @@ def _axis_pieces(
         exact = len(lo) == len(made) and bool((lo == edges[:-1]).all() and (hi == edges[1:]).all())
     nonempty, single = np.count_nonzero(filled), np.count_nonzero(pieces == 1)
     return int(nonempty), int(pieces.sum()), whole, int(single), exact
+
+
+def _pieces(edges: Ints, lo: Ints, hi: Ints) -> tuple[Bools, Ints]:
+    """Which ranges are not empty, and the number of blocks that each is in."""
+    filled = hi > lo
+    first = np.searchsorted(edges, lo, side="right") - 1
+    last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
+    return filled, np.where(filled, last - first + 1, 0)
+
+
+def _has_runs(axis: AxisMap) -> bool:
+    """Whether a map has windows of several sizes."""
+    return bool(axis.breaks or axis.parts)
 
 
 @lru_cache(maxsize=65536)

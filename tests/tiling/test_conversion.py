@@ -8,7 +8,7 @@ from itertools import accumulate
 import pytest
 
 from dasktile.ir import AxisMap, windows
-from dasktile.tiling.conversion import _ranges
+from dasktile.tiling.conversion import _axis_pieces, _axis_tables, _ranges
 
 
 def _random_map(rng: random.Random, length: int) -> tuple[AxisMap, int]:
@@ -47,3 +47,23 @@ def test_ranges_are_those_of_windows(seed: int) -> None:
                 continue
             assert (min(read), max(read) + 1) == (start, stop)
             assert plain == (window[2] == 1)
+
+
+def _random_cuts(rng: random.Random, size: int, least: int) -> tuple[int, ...]:
+    """Chunk sizes that sum up to a size, each at least 0 or 1."""
+    cuts: list[int] = []
+    while sum(cuts) < size:
+        cuts.append(rng.randint(least, size - sum(cuts)))
+    return tuple(cuts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_elements_read_with_a_step_are_counted_by_their_numbers(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(100):
+        axis = AxisMap(0, rng.randint(0, 8), rng.randint(2, 6))
+        length = rng.randint(1, 12)
+        size = axis.start + axis.step * (length - 1) + 1 + rng.randint(0, 5)
+        made, cuts = _random_cuts(rng, size, 0), _random_cuts(rng, length, 1)
+        counts, exact = _axis_tables(axis, size, (made,), (cuts,))
+        assert (*counts[:, 0, 0], exact[0, 0]) == _axis_pieces(axis, cuts, size, made)

@@ -334,9 +334,6 @@ chunk_astype: Any = _lookup(_CHUNK, "astype", "astype is unchanged")
 chunk_coarsen: Any = _lookup(_CHUNK, "coarsen", "coarsen is unchanged")
 chunk_arange: Any = _lookup(_CHUNK, "arange", "arange is unchanged")
 chunk_linspace: Any = _lookup(_CHUNK, "linspace", "explain gives less precise reasons")
-random_block: Any = _lookup(
-    "dask.array.random", "_apply_random_func", "sizes of blocks of optimised graphs are unknown"
-)
 fftfreq_block: Any = _lookup("dask.array.fft", "_fftfreq_block", "fftfreq is unchanged")
 safe_sqrt: Any = _lookup(_REDUCTIONS, "_sqrt", "std is unchanged")
 asarray_isnull: Any = _lookup(_ROUTINES, "_asarray_isnull", "isnull and notnull are unchanged")

@@ -26,6 +26,7 @@ from dasktile._compat.flox import flox_names
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
 from dasktile.capture.measured import measured_arrays
+from dasktile.lower.known import KnownResult, known_array
 from dasktile.lower.names import whole_layer_name
 
 #: Functions that return the largest elements along an axis.
@@ -43,12 +44,15 @@ class NotedBlocks:
     ----------
     chunks
         Chunk sizes along each axis.
-    itemsize
-        Bytes per element, of all arrays of a result.
+    dtype
+        The type of the elements.
+    arrays
+        Arrays in each result.
     """
 
     chunks: tuple[tuple[int, ...], ...]
-    itemsize: int
+    dtype: np.dtype[Any]
+    arrays: int = 1
 
     def shape(self, block: tuple[Any, ...]) -> tuple[int, ...] | None:
         """The shape of a block; None for places that are no block.
@@ -62,6 +66,18 @@ class NotedBlocks:
             return tuple(sizes[at] for sizes, at in zip(self.chunks, block, strict=True))
         except (TypeError, ValueError, IndexError):
             return None
+
+    def result(self, shape: tuple[int, ...]) -> KnownResult:
+        """What is known of a block.
+
+        Parameters
+        ----------
+        shape
+            Its shape.
+        """
+        if self.arrays == 1:
+            return known_array(shape, self.dtype)
+        return KnownResult((shape,), self.dtype.itemsize * self.arrays)
 
 
 def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
@@ -98,9 +114,9 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
                 for axis, sizes in enumerate(chunks)
             )
             if not dtype.hasobject:
-                itemsize = dtype.itemsize * _arrays_of(function, options)
+                arrays = _arrays_of(function, options)
                 # a layer of some of the tasks of another one has its keys
-                noted[whole_layer_name(name)] = NotedBlocks(cut, itemsize)
+                noted[whole_layer_name(name)] = NotedBlocks(cut, np.dtype(dtype), arrays)
         except (TypeError, ValueError, AttributeError):
             continue  # unknown chunks
     return noted

@@ -7,6 +7,7 @@ made of known blocks follow (`dasktile.lower.results`).  Others are guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -176,7 +177,7 @@ class _Estimate:
             return data
         key, noted = self.tasks.keys[number], self.tasks.noted.get(self.tasks.heads[number])
         shape = noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
-        return None if noted is None or shape is None else KnownResult((shape,), noted.itemsize)
+        return None if noted is None or shape is None else noted.result(shape)
 
     def known(self, number: int, size: int) -> KnownResult | None:
         """A result whose shape is known, of `size` bytes; None for others."""
@@ -190,7 +191,7 @@ class _Estimate:
         if not nbytes or is_uniform(getattr(self.tasks.tasks[number], "func", None)):
             return noted
         # the plan knows better than the annotations of how many bytes an element has
-        return KnownResult(noted.shapes, noted.itemsize * size / nbytes)
+        return replace(noted, itemsize=noted.itemsize * size / nbytes)
 
     def result_of(self, number: int, sizes: Sequence[int]) -> KnownResult | None:
         """A result that follows from known inputs; None for other tasks."""
@@ -242,7 +243,7 @@ class _Estimate:
             for sizes, axis in zip(noted.chunks, axes, strict=True)
         )
         shape = noted.shape(block)
-        return None if shape is None else KnownResult((shape,), noted.itemsize)
+        return None if shape is None else noted.result(shape)
 
     def unique(self, labels: np.ndarray) -> np.ndarray:
         """The labels that occur in an array of the graph."""
@@ -266,11 +267,8 @@ class _Estimate:
         if source is None or not source.is_array or type(positions) is not tuple:
             return None
         [shape] = source.shapes
-        if arranged:
-            return KnownResult((arranged[1],), source.itemsize)
-        return KnownResult(
-            ((*shape[:axis], len(positions[1]), *shape[axis + 1 :]),), source.itemsize
-        )
+        taken = (*shape[:axis], len(positions[1]), *shape[axis + 1 :])
+        return replace(source, shapes=(arranged[1] if arranged else taken,))
 
 
 def is_basic(index: Any) -> bool:

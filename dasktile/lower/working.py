@@ -268,13 +268,13 @@ def _guessed_bytes(task: Any, reads: Mapping[Key, int], value: Callable[[Key], A
     """Bytes of a result: those of what is read of a store, else those of the largest input."""
     block = read_block(task, value)
     if block is not None:
-        shape, itemsize = block
-        return math.prod(shape) * itemsize
+        shape, dtype = block
+        return math.prod(shape) * int(dtype.itemsize)
     return max(reads.values(), default=0)
 
 
-def read_block(task: Any, value: Callable[[Key], Any]) -> tuple[tuple[int, ...], int] | None:
-    """The shape and the bytes per element of what a task reads of a store; None for other tasks.
+def read_block(task: Any, value: Callable[[Key], Any]) -> tuple[tuple[int, ...], Any] | None:
+    """The shape and the type of what a task reads of a store; None for other tasks.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def read_block(task: Any, value: Callable[[Key], Any]) -> tuple[tuple[int, ...],
         for part, length in zip(index, shape, strict=True)
         if type(part) is slice
     )
-    return tuple(read), int(dtype.itemsize)
+    return tuple(read), dtype
 
 
 def _inputs_first(steps: Mapping[Key, Any], last: Key) -> list[Key]:

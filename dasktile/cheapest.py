@@ -181,11 +181,11 @@ def _moves_needlessly(plan: Candidate, program: Program, stock: InputRun) -> boo
     if run is None or not run.is_sound or run.moved <= HARDLY_MOVED or price.balance > MOST_UNEVEN:
         return False
     if any(
-        label.role is not Role.FREE and len(label.cuts) > 1
+        label.role not in (Role.FREE, Role.PINNED) and len(label.cuts) > 1
         for node in program.nodes
         for label in node.labels
     ):
-        return False  # blocks are summed, so that some are moved
+        return False  # blocks are summed or scanned, so that some are moved
     before = stock.prediction
     return before is not None and before.is_sound and before.moved <= HARDLY_MOVED
 

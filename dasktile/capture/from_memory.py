@@ -7,6 +7,7 @@ are persisted, Dask runs the tasks on the workers that have the data.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,19 @@ from dask.blockwise import Blockwise
 from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.references import Key
+from dasktile.capture.rules.fold_table import REDUCTIONS
+from dasktile.capture.rules.trees import unwrap
 from dasktile.ir import Kind, Node
 
 #: Pieces of data that one block may be made of (chosen: few, such as a partition and its index).
 MOST_READ = 8
 
-#: Bytes of other arrays that an array reads, over its own, up to which its data decides where its
-#: blocks are made (chosen: a mask and its axes).
-SMALL = 0.1
+#: The share of a block that a reduction passes on (chosen: next to nothing).
+REDUCED = 0.01
+
+#: Bytes of other arrays that an array reads, as a share of its own, up to which its data decides
+#: where its blocks are made (chosen: a mask and its axes).
+SMALL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +41,16 @@ class DataOfArray:
     Parameters
     ----------
     blocks
-        For every block, in C order, the keys of the data that it is made of; empty if it is made of
-        more than `MOST_READ` pieces.  Those of which it has slices only are left out where it has
-        others as a whole: slices are made where their data is.
+        For every block, in C order, the keys of the data that it is made of, and which share of
+        each it reads, roughly, over the largest share: slices are made where their data is.  Empty
+        if it is made of more than `MOST_READ` pieces.
     makers
         For every block, the key of the task that makes it: another one where it is an alias.
     tasks
         By the key of a task, the keys of the data that it reads itself.
     """
 
-    blocks: Sequence[Sequence[Key]]
+    blocks: Sequence[Mapping[Key, float]]
     makers: Sequence[Key]
     tasks: Mapping[Key, Sequence[Key]]
 
@@ -67,7 +73,10 @@ def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
         if node.kind is not Kind.OPAQUE or node.resident:
             continue
         others = {edge.producer for edge in node.edges}
-        if sum(captured.program.nodes[other].nbytes for other in others) > SMALL * node.nbytes:
+        if (
+            sum(captured.program.nodes[other].nbytes for other in others)
+            > SMALL_SHARE * node.nbytes
+        ):
             continue
         if isinstance(kernel, Verbatim) and not all(
             isinstance(view.layers[name], Blockwise) for name in kernel.layers
@@ -89,10 +98,11 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
     }
     numbers = itertools.product(*(range(len(sizes)) for sizes in node.chunks))
     blocks = [(node.name, *number) for number in numbers]
+    shapes = list(itertools.product(*node.chunks))
     if not direct:
         return DataOfArray((), (), {})
     return DataOfArray(
-        _below(blocks, tasks, direct), [_maker(block, tasks) for block in blocks], direct
+        _below(blocks, shapes, tasks, direct), [_maker(block, tasks) for block in blocks], direct
     )
 
 
@@ -104,38 +114,59 @@ def _maker(block: Key, tasks: Mapping[Key, Any]) -> Key:
 
 
 def _below(
-    blocks: Sequence[Key], tasks: Mapping[Key, Any], direct: Mapping[Key, Sequence[Key]]
-) -> list[tuple[Key, ...]]:
-    """For every block, the data that it is made of; none if these are many pieces."""
+    blocks: Sequence[Key],
+    shapes: Sequence[Sequence[int]],
+    tasks: Mapping[Key, Any],
+    direct: Mapping[Key, Sequence[Key]],
+) -> list[dict[Key, float]]:
+    """For every block, the shares of data that it is made of; none if these are many pieces."""
     needs = {
         key: [read for read in task.dependencies if read in tasks and read != key]
         for key, task in tasks.items()
     }
-    found: dict[Key, dict[Key, bool] | None] = {}
+    # data has about the shape of the blocks that are made of it
+    shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    found: dict[Key, dict[Key, float] | None] = {}
     for key in TopologicalSorter(needs).static_order():
-        whole = not _takes_slice(tasks[key])
         below = [found[read] for read in needs[key]]
-        found[key] = _joined([dict.fromkeys(direct.get(key, ()), True), *below], whole)
-    pieces = [found.get(block) or {} for block in blocks]
-    return [tuple(key for key in each if each[key] or not any(each.values())) for each in pieces]
+        pieces = _joined([dict.fromkeys(direct.get(key, ()), 1.0), *below])
+        part = _part(tasks[key], shape)
+        found[key] = pieces and {each: min(share, part) for each, share in pieces.items()}
+    return [_over_largest(found.get(block) or {}) for block in blocks]
 
 
-def _joined(parts: Iterable[Mapping[Key, bool] | None], whole: bool) -> dict[Key, bool] | None:
-    """Several pieces of data, and whether each is read as a whole; None if they are many."""
-    pieces: dict[Key, bool] = {}
+def _over_largest(shares: Mapping[Key, float]) -> dict[Key, float]:
+    """Shares over the largest of them: a block of few elements is made where its data is, too."""
+    largest = max(shares.values(), default=0.0) or 1.0
+    return {key: share / largest for key, share in shares.items()}
+
+
+def _joined(parts: Iterable[Mapping[Key, float] | None]) -> dict[Key, float] | None:
+    """Several pieces of data and the shares of them that are read; None if they are many."""
+    pieces: dict[Key, float] = {}
     for part in parts:
         if part is None:
             return None
-        for key, read in part.items():
-            pieces[key] = pieces.get(key, False) or (read and whole)
+        for key, share in part.items():
+            pieces[key] = max(share, pieces.get(key, 0.0))
     return pieces if len(pieces) <= MOST_READ else None
 
 
-def _takes_slice(task: Any) -> bool:
-    """Whether a task takes a part of an array by slices, one along each axis."""
-    if getattr(task, "func", None) not in (operator.getitem, getitem) or len(task.args) != 2:
-        return False
+def _part(task: Any, shape: Sequence[int]) -> float:
+    """The share of its input that a task passes on, if that has a shape."""
+    function = getattr(task, "func", None)
+    if function is not None and unwrap(function).function in _FIRST_STEPS:
+        return REDUCED
+    if function not in (operator.getitem, getitem) or len(task.args) != 2:
+        return 1.0
     index = task.args[1]
-    return type(index) is tuple and any(
-        type(part) is slice and (part.start, part.stop) != (None, None) for part in index
+    if type(index) is not tuple or len(index) != len(shape):
+        return 1.0
+    return math.prod(
+        len(range(*part.indices(size))) / max(1, size) if type(part) is slice else 1.0
+        for part, size in zip(index, shape, strict=True)
     )
+
+
+#: Functions that begin a reduction.
+_FIRST_STEPS = tuple(first for first, _ in REDUCTIONS)

@@ -138,7 +138,7 @@ def _near_data(
         for key, (nbytes, addresses) in machine.data(list(readers)).items()
         if readers[key] <= most
     }
-    found = _places([data for _, data in tasks], held, LEAST_BYTES)
+    found = _places([dict.fromkeys(data, 1.0) for _, data in tasks], held, LEAST_BYTES)
     near = {key: place for (key, _), place in zip(tasks, found, strict=True) if place is not None}
     if not _is_even(near.values(), places):
         return captured
@@ -154,24 +154,27 @@ def _near_data(
             continue
         nodes[index] = replace(node, homes=tuple((home,) for home in known))
         near.update(zip(each.makers, known, strict=True))
-        received = zip(known, each.blocks, strict=True)
-        for home, key in {(home, key) for home, data in received for key in data}:
+        shares: dict[tuple[int, Any], float] = {}
+        for home, data in zip(known, each.blocks, strict=True):
+            for key, share in data.items():
+                shares[home, key] = max(share, shares.get((home, key), 0.0))
+        for (home, key), share in shares.items():
             nbytes, there = held.get(key, (0, {home}))
             if home not in there:
-                fetched += min(nbytes, round(size))
+                fetched += round(share * min(nbytes, size))
     program = Program(tuple(nodes), captured.program.outputs)
     return replace(captured, program=program, near=near, fetched=fetched)
 
 
 def _places(
-    reads: Sequence[Sequence[Any]], held: Mapping[Any, tuple[int, set[int]]], least: float
+    reads: Sequence[Mapping[Any, float]], held: Mapping[Any, tuple[int, set[int]]], least: float
 ) -> list[int | None]:
     """Where most of the bytes of several lists of data are, the least used place of equal ones.
 
     Parameters
     ----------
     reads
-        Keys of data.
+        By the key of data, the share of it that is read.
     held
         Of data in memory, the bytes and the mesh positions.
     least
@@ -181,9 +184,9 @@ def _places(
     found: list[int | None] = []
     for data in reads:
         sizes: Counter[int] = Counter()
-        for key in data:
+        for key, share in data.items():
             nbytes, there = held.get(key, (0, set()))
-            sizes.update(dict.fromkeys(there, nbytes))
+            sizes.update(dict.fromkeys(there, round(share * nbytes)))
         best = min(sizes, key=lambda each: (-sizes[each], loads[each], each), default=None)
         if best is not None and sizes[best] >= max(1, least):
             loads[best] += 1

@@ -41,8 +41,8 @@ class NamedHomes:
         if home is not None:
             return home
         inside = fused_keys(task) if MARK in str(head_of(key)) else keys_in(task)
-        parts = (part for part in reversed(inside) if type(part) is tuple)
-        return self.of(next((part for part in parts if decode(head_of(part)) is not None), None))
+        homes = (self.of(part) for part in reversed(inside))
+        return next((home for home in homes if home is not None), None)
 
     def of(self, key: Key, name: str | None = None, new: Placement | None = None) -> int | None:
         """The mesh position that a key gives; None if it gives none.

@@ -113,7 +113,10 @@ class _Estimate:
                 sizes[number] = whole
                 continue
             if type(tasks.tasks[number]) is Alias and len(tasks.reads[number]) == 1:
-                sizes[number] = sizes[tasks.reads[number][0]]
+                [read] = tasks.reads[number]
+                sizes[number] = sizes[read]
+                if read in guessed:
+                    guessed.add(number)
                 continue
             aliases = [
                 reader

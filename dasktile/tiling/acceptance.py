@@ -105,5 +105,7 @@ def worth_placing(before: Candidate, rules: Acceptance) -> bool:
     """
     if len(before.price.loads) < 2:
         return False
-    has_steps = any(node.has_steps for node in before.tiled.program.nodes)
-    return has_steps or before.price.balance <= rules.concentrated
+    nodes = before.tiled.program.nodes
+    of_steps = sum(node.nbytes for node in nodes if node.has_steps)
+    is_unknown = of_steps > 0.5 * sum(node.nbytes for node in nodes)
+    return is_unknown or before.price.balance <= rules.concentrated

@@ -154,7 +154,7 @@ def test_a_block_of_many_pieces_is_made_of_none(client: Client) -> None:
     assert [len(data) for data in found.blocks] == [0] * 20
 
 
-def test_a_block_is_made_of_the_data_that_it_has_as_a_whole(client: Client) -> None:
+def test_a_block_is_made_of_shares_of_data(client: Client) -> None:
     """As of edges of its neighbours, which are cut where these are."""
     data = client.scatter([np.ones((STEP, COLUMNS)) + number for number in range(20)], hash=False)
     blocks = [
@@ -162,4 +162,8 @@ def test_a_block_is_made_of_the_data_that_it_has_as_a_whole(client: Client) -> N
         for own, other in zip(data, data[-1:] + data[:-1], strict=True)
     ]
     [found] = data_of_arrays(capture([from_delayed(blocks)])).values()
-    assert [tuple(data) for data in found.blocks] == [(each.key,) for each in data]
+    shares = [1.0, 1 / STEP]
+    assert [sorted(block.values(), reverse=True) for block in found.blocks] == [shares] * 20
+    assert [max(block, key=block.__getitem__) for block in found.blocks] == [
+        each.key for each in data
+    ]

@@ -20,7 +20,7 @@ def _shaped(source: KnownResult, shape: Sequence[int]) -> KnownResult:
 
 
 def _sliced(given: Given) -> KnownResult | None:
-    if len(given.sources) != 1 or len(given.literals) != 1:
+    if len(given.sources) != 1 or len(given.literals) != 1 or given.is_listed:
         return None
     [source], [index] = given.sources, given.literals
     if not source.is_array:

@@ -114,6 +114,18 @@ def _like_last(given: Given) -> KnownResult | None:
     return sources[-1] if sources and all(each.is_array for each in sources) else None
 
 
+def _python_sum(given: Given) -> KnownResult | None:
+    """A sum by Python's own function, which begins with an integer."""
+    known = _like_last(given)
+    if known is None:
+        return None
+    return known if known.dtype is None else of_common_type(known.shapes[0], [known, _INTEGER])
+
+
+#: An integer of Python among numbers of NumPy.
+_INTEGER = KnownResult(((),), 8, dtype=np.dtype(int))
+
+
 RULES: dict[str, Rule] = {
     "numpy.dot": _product,
     "dask._matmul": _matrix_product,
@@ -123,7 +135,7 @@ RULES: dict[str, Rule] = {
     "dask._wrapped_qr": _factors,
     "numpy.svd": _singular,
     "scipy.lu": _triangular,
-    "builtins.sum": _like_last,
+    "builtins.sum": _python_sum,
     "dask._cholesky_lower": _like_last,
     "dask._solve_triangular_lower": _like_last,
     "dask.solve_triangular_safe": _like_last,

@@ -12,7 +12,6 @@ import numpy as np
 from dasktile.lower.known import KnownResult, Shape, known_array
 from dasktile.lower.result_rules.given import Given, Rule, reduced
 
-
 #: Functions whose results have the type of the block, if it is no small integer.
 _KEEPING_TYPE = (np.sum, np.prod, np.min, np.max)
 

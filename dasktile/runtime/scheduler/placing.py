@@ -285,10 +285,10 @@ class Placing:
         """The home of a task of a layer, None if the plan gives none.
 
         Of one that follows an array of which no block is known, and of one whose name gives none:
-        that of a task that Dask has fused with it.
+        that of a task that Dask has fused with it, the last one that has a home.
         """
         home = layer.home(index) or self._home_of_followed(layer, index, homes)
-        return home or next(filter(None, map(layers.home, fused_keys(ts.run_spec))), None)
+        return home or next(filter(None, map(layers.home, reversed(fused_keys(ts.run_spec)))), None)
 
     def _home_of_followed(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
         """The worker of the block that a task follows; None if it follows none."""
@@ -371,7 +371,7 @@ class Placing:
                 free.append(ts)  # the plan has fewer workers than there are now
                 continue
             home = None
-            if layer is not None and layer.placement is not None:
+            if layer is not None:
                 home = self._home_by_plan(ts, layer, key[1:], layers, {})
             home = home or before
             if home is None or home not in load:

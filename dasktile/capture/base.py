@@ -87,7 +87,7 @@ class Operation:
     repeatable: bool = False
     groups: Groups | None = None
     windows: int = 1
-    has_steps: bool = False
+    has_inner_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

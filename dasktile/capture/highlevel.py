@@ -175,7 +175,7 @@ def capture_graph(
                 groups=answer.groups,
                 windows=answer.windows,
                 user_function=_is_registered(answer.kernel),
-                has_steps=answer.has_steps,
+                has_inner_tasks=answer.has_inner_tasks,
             )
         )
         kernels.append(answer.kernel)

@@ -64,7 +64,7 @@ def opaque(
         reason=reason,
         work=1.0 if known is None else known.work,
         root=members == (info.name,) and _is_root(view, info.name),
-        has_steps=sum(len(view.layers[name]) for name in members) > math.prod(info.numblocks),
+        has_inner_tasks=sum(len(view.layers[name]) for name in members) > math.prod(info.numblocks),
     )
 
 

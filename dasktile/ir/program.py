@@ -287,9 +287,9 @@ class Node:
     user_function
         True for a function that the user registered.  Nobody knows how long it takes, so that its
         tiles may be small.
-    has_steps
-        True for an unchanged array whose blocks take further tasks, which are no blocks of an
-        array that is known: the workers that have its blocks may have little of the work.
+    has_inner_tasks
+        True for an unchanged array that is made in more tasks than it has blocks.  The others make
+        no array of the program: the workers that have its blocks may have little of the work.
     """
 
     name: str
@@ -314,7 +314,7 @@ class Node:
     copy: int = 0
     windows: int = 1
     user_function: bool = False
-    has_steps: bool = False
+    has_inner_tasks: bool = False
 
     @property
     def size(self) -> int:

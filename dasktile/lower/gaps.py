@@ -121,6 +121,9 @@ class Gapped:
         return _Reader(self.pickled, [gap(filling) for gap in self.gaps]).load()
 
 
+#: Of a task, its type, its function, and whether it produces data.
+_Form = tuple[type[Task], Callable[..., Any], bool]
+
 #: The parts of a text: tokens in all odd places.
 _Pieces = tuple[str, ...]
 
@@ -268,6 +271,8 @@ class _Writer(pickle.Pickler):
         #: Tokens that are made again.
         self._used: set[str] = set()
         self._copied: list[Any] = []
+        #: Forms of tasks, by type, identity of the function, and whether they produce data.
+        self._forms: dict[tuple[type[Task], int, bool], _Form] = {}
         self.gaps: list[Callable[[_Filling], Any]] = []
         self.nbytes = 0
         #: By short token, the parts of a name; a name has no short token of another of them.
@@ -309,8 +314,15 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) in (Task, Anchored):
-            own = type(value), value.key, value.func, value.data_producer, value.kwargs
-            return _task, (*own, *value.args)
+            form = type(value), value.func, value.data_producer
+            # few forms are pickled once, and references, the most parts, as their keys
+            form = self._forms.setdefault((form[0], id(form[1]), form[2]), form)
+            args = value.args
+            start = len(args)
+            while start and type(args[start - 1]) is TaskRef:
+                start -= 1
+            keys = [argument.key for argument in args[start:]]
+            return _task, (form, value.key, value.kwargs or None, start, *args[:start], *keys)
         return NotImplemented
 
     def _is_kept(self, value: Any) -> bool:
@@ -376,11 +388,11 @@ class _Writer(pickle.Pickler):
         return made
 
 
-def _task(
-    kind: type[Task], key: Any, function: Any, is_producer: bool, options: Any, *args: Any
-) -> Task:
-    """A task of its parts."""
-    return kind(key, function, *args, _data_producer=is_producer, **options)
+def _task(form: _Form, key: Any, options: Any, start: int, *parts: Any) -> Task:
+    """A task of its parts: its arguments up to one, then the keys that the others refer to."""
+    kind, function, is_producer = form
+    args = *parts[:start], *map(TaskRef, parts[start:])
+    return kind(key, function, *args, _data_producer=is_producer, **(options or {}))
 
 
 # What fills a gap

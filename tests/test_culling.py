@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, note, reject, settings
 
 import dasktile
 from dasktile import pipeline
-from dasktile.capture.culling import needed_blocks
+from dasktile.capture.culling import needed_blocks, needed_reads, needed_tasks
 from dasktile.ir import (
     AxisMap,
     Edge,
@@ -609,6 +609,29 @@ def test_only_keys_of_blocks_mark_blocks(key: Any, expected: list[bool]) -> None
     graph = HighLevelGraph({"x": MaterializedLayer({("x", i): i for i in range(3)})}, {"x": set()})
     needed = needed_blocks(graph, [key], {"x": x.numblocks})
     assert needed["x"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x, y: x + y,
+        lambda x, y: x + y[:1],
+        lambda x, y: da.einsum("ij,kj->ik", x, y),
+        lambda x, y: da.einsum("ii->i", x) + 1,
+        lambda x, y: da.blockwise(np.add, "ij", x, "ij", y.sum(), "", dtype=float),
+        lambda x, y: da.map_blocks(np.add, x, da.from_array(np.ones((6, 6)), chunks=3)),
+        lambda x, y: (x @ y.T).sum(axis=0),
+    ],
+    ids=["map", "broadcast", "product", "diagonal", "number", "array", "sum"],
+)
+@pytest.mark.parametrize("part", [slice(None), slice(0, 1)])
+def test_needed_tasks_read_what_each_of_them_reads(build: Any, part: slice) -> None:
+    x, y = (da.random.default_rng(seed).random((6, 6), chunks=3) for seed in range(2))
+    array = build(x, y)
+    graph, keys = array.__dask_graph__(), array.__dask_keys__()[part]
+    known = {name: (tasks, inputs) for name, tasks, inputs in needed_tasks(graph, keys)}
+    expected = {name: (set(reads), inputs) for name, reads, inputs in needed_reads(graph, keys)}
+    assert known == expected
 
 
 def bytes_made(array: da.Array) -> int:

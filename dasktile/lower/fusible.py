@@ -10,7 +10,7 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import Alias
-from dasktile.capture.culling import needed_reads
+from dasktile.capture.culling import needed_tasks
 from dasktile.capture.references import head_of, tasks_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.settings import DEFAULTS, LowerSettings
@@ -153,10 +153,10 @@ class FusibleTasks:
         keys += [key for name in others for key in self.layers[name].get_output_keys()]
         graph = HighLevelGraph(self.layers, self.dependencies)
         culled = set()
-        for name, reads, _ in needed_reads(graph, keys):
+        for name, needed, _ in needed_tasks(graph, keys):
             tasks = self.tasks_of_layer.get(name, {})
-            if len(reads) < len(tasks):
-                self.tasks_of_layer[name] = {key: tasks[key] for key in tasks if key in reads}
+            if len(needed) < len(tasks):
+                self.tasks_of_layer[name] = {key: tasks[key] for key in tasks if key in needed}
                 culled.add(name)
         return culled
 

@@ -183,10 +183,7 @@ class ArrayWriter(WrittenArrays):
             if layer is not None:
                 return layer, True
         name = fetch_tiles(self, edge.producer, wanted, where)
-        read = {axis.label for axis in edge.axes}
-        if self.effects[edge.producer] and any(
-            len(cuts) > 1 for label, cuts in enumerate(tiling.cuts) if label not in read
-        ):
+        if self.effects[edge.producer] and not _has_one_reader(edge, tiling):
             self.run_once(name)
         return name, False
 
@@ -214,7 +211,10 @@ class ArrayWriter(WrittenArrays):
     def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
         """A layer with a copy of the joined blocks for each worker that needs them, if any."""
         index = edge.producer
-        source, copies = source_of(self, index), self.copies(edge, tiling)
+        source = source_of(self, index)
+        if source.copies is None and _has_one_reader(edge, tiling):
+            return None
+        copies = self.copies(edge, tiling)
         alone = all(len(places) == 1 for places in copies.values())
         if source.copies is not None:
             have = source.copies
@@ -403,6 +403,12 @@ def _is_slice(kernel: Any, node: Node) -> bool:
     return isinstance(kernel, Gather) and all(
         axis.step == 1 for edge in node.edges for axis in edge.axes
     )
+
+
+def _has_one_reader(edge: Edge, tiling: Tiling) -> bool:
+    """Whether every block along an edge is needed for one block of the reader only."""
+    read = {axis.label for axis in edge.axes}
+    return all(len(cuts) == 1 for label, cuts in enumerate(tiling.cuts) if label not in read)
 
 
 def _is_of_roots(layer: Layer) -> bool:

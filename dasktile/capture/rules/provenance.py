@@ -64,6 +64,8 @@ class Trace:
         #: By the name of an array, or of overlaps, what `_axes_of` returns.
         self._axes: dict[Any, list[dict[int, TracedAxis]]] = {}
         self._results: dict[Key, Any] = {}
+        #: Results of calls whose arguments are all results of tasks, by function and arguments.
+        self._calls: dict[tuple[Any, tuple[Any, ...]], Any] = {}
 
     def block(self, key: Key) -> Any:
         """The traced block of a key.
@@ -149,12 +151,22 @@ class Trace:
         move = move_of(node.func)
         if move is None:
             return refuse(node.func)
+        call = None
+        if not node.kwargs and set(map(type, node.args)) == {TaskRef}:
+            # many tasks of a take read the same block at the same positions
+            call = move, node.args
+            known = self._calls.get(call)
+            if known is not None:
+                return known
         arguments = [item if type(item) in _PLAIN else self._run(item) for item in node.args]
         words = {word: self._run(item) for word, item in node.kwargs.items()} if node.kwargs else {}
         try:
-            return move(*arguments, **words)
+            result = move(*arguments, **words)
         except (TypeError, ValueError, IndexError) as error:
             raise UnknownFunction(f"arguments of an unsupported form: {error}") from error
+        if call is not None:
+            self._calls[call] = result
+        return result
 
 
 def _overlap(view: GraphView, name: str) -> Overlap | None:

@@ -131,7 +131,7 @@ def _below(
         below = [found[read] for read in needs[key]]
         pieces = _joined([dict.fromkeys(direct.get(key, ()), 1.0), *below])
         part = _part(tasks[key], shape)
-        found[key] = pieces and {each: min(share, part) for each, share in pieces.items()}
+        found[key] = pieces and {each: share * part for each, share in pieces.items()}
     return [_over_largest(found.get(block) or {}) for block in blocks]
 
 
@@ -163,9 +163,18 @@ def _part(task: Any, shape: Sequence[int]) -> float:
     if type(index) is not tuple or len(index) != len(shape):
         return 1.0
     return math.prod(
-        len(range(*part.indices(size))) / max(1, size) if type(part) is slice else 1.0
+        _length(part, size) / max(1, size) if type(part) is slice else 1.0
         for part, size in zip(index, shape, strict=True)
     )
+
+
+def _length(part: slice, size: int) -> int:
+    """Elements of a slice of an axis of about `size`, but not more than that.
+
+    Data that is cut into several blocks has a longer axis than these.
+    """
+    ends = [abs(end) for end in (part.start, part.stop) if isinstance(end, int)]
+    return min(size, len(range(*part.indices(max(size, *ends, 0)))))
 
 
 #: Functions that begin a reduction.

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
-from dasktile.tiling.boxes import BoxBuilder, Boxes, Extent, Known, take
+from dasktile.tiling.boxes import BoxBuilder, Boxes, Known, take
+from dasktile.tiling.extents import Extent
 from dasktile.tiling.follow import (
     Followed,
     candidates,

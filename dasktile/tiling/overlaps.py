@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.tiling.boxes import Boxes, Extent, Taken, first_of_kinds, paired
+from dasktile.tiling.boxes import Boxes
+from dasktile.tiling.extents import Extent, Taken, first_of_kinds, paired
 from dasktile.tiling.strided import ALL, Strided
 
 Ints = npt.NDArray[np.int64]

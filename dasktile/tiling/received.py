@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from dasktile.ir import Chunks, bounds
 from dasktile.tiling.blocks import Blocks
-from dasktile.tiling.boxes import Boxes, Extent, numbered, take
+from dasktile.tiling.boxes import Boxes, numbered, take
+from dasktile.tiling.extents import Extent
 from dasktile.tiling.overlaps import BLOCK, Overlaps
 from dasktile.tiling.settings import CostModel
 

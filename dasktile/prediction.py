@@ -182,7 +182,9 @@ class Prediction:
         return max(1.0, self.peak / max(MORE_MEMORY * other.peak, LITTLE_MEMORY))
 
     def dominates(self, other: Prediction) -> bool:
-        """Whether a run takes no more bytes, and hardly more seconds and memory.
+        """Whether a run moves no more bytes, and takes hardly more seconds and memory.
+
+        Of little memory, more does not count.
 
         Parameters
         ----------

@@ -98,7 +98,7 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
         if known is None and _is_task(argument):
             return None
         arguments.append(known)
-    given = Given(arguments, task.kwargs, len(arguments) > len(task.args) or _has_list(task))
+    given = Given(arguments, task.kwargs, _has_list(task))
     if rule is not None:
         return rule.result(given)
     labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None

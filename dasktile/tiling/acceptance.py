@@ -106,6 +106,6 @@ def worth_placing(before: Candidate, rules: Acceptance) -> bool:
     if len(before.price.loads) < 2:
         return False
     nodes = before.tiled.program.nodes
-    of_steps = sum(node.nbytes for node in nodes if node.has_inner_tasks)
-    is_unknown = of_steps > 0.5 * sum(node.nbytes for node in nodes)
+    made = sum(node.nbytes for node in nodes if node.has_inner_tasks)
+    is_unknown = made > rules.most_unknown * sum(node.nbytes for node in nodes)
     return is_unknown or before.price.balance <= rules.concentrated

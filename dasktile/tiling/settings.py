@@ -166,6 +166,9 @@ class Acceptance:
     concentrated
         The same beyond which the input's chunks are not placed: few workers would have most of
         the work, and Dask leaves what follows where it is.
+    most_unknown
+        Bytes of arrays whose blocks take tasks that the program does not have, as a share of those
+        of all arrays, beyond which it is unknown who has most of the work (chosen).
     max_recomputed
         Nodes that are recomputed for one array.
     max_recomputed_tries
@@ -176,6 +179,7 @@ class Acceptance:
     fewer_tasks_ratio: float = 1.25
     uneven: float = 1.25
     concentrated: float = 2.0
+    most_unknown: float = 0.5
     max_recomputed: int = 8
     max_recomputed_tries: int = 8
 

@@ -6,9 +6,10 @@ Nodes that are cut differently need tasks that cut and join tiles between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -284,11 +285,7 @@ class LocalCosts:
         It is not known which chunks a task of an unchanged operation reads; one of each input is
         assumed.
         """
-        key = choice.family, choice.mesh_parts, parts
-        known = self._working_sets.get(key)
-        if known is None:
-            known = self._working_sets[key] = self._new_working_set(choice, parts)
-        return known
+        return _kept(self._working_sets, choice, parts, self._new_working_set)
 
     def _new_working_set(self, choice: Choice, parts: Parts) -> int:
         node = self.space.program.nodes[choice.node]
@@ -337,11 +334,7 @@ class LocalCosts:
 
     def chunks(self, choice: Choice, parts: Parts) -> Chunks:
         """Chunks of the array that the node makes, or keeps for its readers."""
-        key = choice.family, choice.mesh_parts, parts
-        known = self._chunks.get(key)
-        if known is None:
-            known = self._chunks[key] = self._new_chunks(choice, parts)
-        return known
+        return _kept(self._chunks, choice, parts, self._new_chunks)
 
     def _new_chunks(self, choice: Choice, parts: Parts) -> Chunks:
         cuts = [self.cuts(choice, label, count) for label, count in enumerate(parts)]
@@ -364,6 +357,23 @@ class LocalCosts:
             width = axis.width
             chunks.append(label_cuts if width == 1 else tuple(width * cut for cut in label_cuts))
         return tuple(chunks)
+
+
+_Found = TypeVar("_Found")
+
+
+def _kept(
+    table: dict[tuple[int, Parts, Parts], _Found],
+    choice: Choice,
+    parts: Parts,
+    find: Callable[[Choice, Parts], _Found],
+) -> _Found:
+    """What was found before for choices of one family, or what is found now."""
+    key = choice.family, choice.mesh_parts, parts
+    known = table.get(key)
+    if known is None:
+        known = table[key] = find(choice, parts)
+    return known
 
 
 def block_count(chunks: Chunks) -> int:

@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import List, Task, TaskRef
 from dask.utils import methodcaller
 from tlz import compose
 
@@ -70,9 +70,9 @@ CALLS: list[tuple[Callable[[], Task], bool]] = [
     (lambda: call(np.zeros, 7), True),
     (lambda: call(np.zeros, (3, 7), "f4"), True),
     (lambda: call(np.zeros, (3, 7), None, "C"), True),
-    (lambda: call(np.sum, [X, Y], axis=0), False),
-    (lambda: call(np.transpose, [X, Y]), False),
-    (lambda: call(compose(partial(np.sum, axis=0), np.stack), [X, Y]), False),
+    (lambda: call(np.sum, List(X, X), axis=0), False),
+    (lambda: call(np.transpose, List(X, X)), False),
+    (lambda: call(compose(partial(np.sum, axis=0), np.stack), List(X, X)), False),
 ]
 
 
@@ -81,10 +81,7 @@ CALLS: list[tuple[Callable[[], Task], bool]] = [
 def test_results_have_the_predicted_shapes_and_types(number: int, dtype: str) -> None:
     build, must_be_known = CALLS[number]
     block = np.ones((6, 4), dtype)
-    try:
-        real = np.asarray(build()({"x": block, "y": block[:1]}))
-    except (TypeError, ValueError):
-        pytest.skip("NumPy cannot")
+    real = np.asarray(build()({"x": block, "y": block[:1]}))
     known = result(build(), x=block, y=block[:1])
     small = build().func is np.cumsum and dtype in ("u1", "?", "i4", "f4")
     assert known is not None or not must_be_known or small
@@ -130,14 +127,20 @@ def test_random_numbers(draw: Callable[[Any], da.Array]) -> None:
             assert "multinomial" in array.name
 
 
-@pytest.mark.parametrize("dtype", ["i4", "f4", "f8", "c16"])
-@pytest.mark.parametrize("method", ["sum", "mean", "std", "max", "argmax", "any", "cumsum"])
-@pytest.mark.parametrize("skips", [False, True])
-def test_steps_of_reductions(method: str, dtype: str, skips: bool) -> None:
+#: Reductions with the types that they have; complex numbers have no order.
+REDUCTIONS = [
+    (f"{prefix}{method}", dtype)
+    for prefix in ("", "nan")
+    for method in ("sum", "mean", "std", "max", "argmax", "cumsum")
+    for dtype in ("i4", "f4", "f8", "c16")
+    if dtype != "c16" or "max" not in method
+]
+REDUCTIONS += [("any", dtype) for dtype in ("i4", "f4", "f8", "c16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), REDUCTIONS)
+def test_steps_of_reductions(name: str, dtype: str) -> None:
     """Every task of an optimised graph is compared with what it returns."""
-    name = f"nan{method}" if skips else method
-    if not hasattr(da, name) or (method in ("max", "argmax") and dtype == "c16"):
-        pytest.skip("there is none")
     block = da.ones((40, 30), chunks=(10, 15), dtype=dtype) * np.ones((), dtype)
     [array] = dask.optimize(getattr(da, name)(block, axis=0))
     values: dict[Any, Any] = {}
@@ -156,4 +159,4 @@ def test_steps_of_reductions(method: str, dtype: str, skips: bool) -> None:
         if known[key] is not None:
             assert known[key].nbytes == pytest.approx(sum(counted), abs=16 * len(counted)), key
         else:
-            assert dtype == "c16" or method == "cumsum" or skips
+            assert dtype == "c16" or name == "cumsum" or name.startswith("nan")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dasktile.capture.rules.pointwise import is_pointwise
-from dasktile.lower.known import KnownResult
+from dasktile.lower.known import KnownResult, known_array
 from dasktile.lower.result_rules.given import Given, of_common_type
 
 #: Functions that keep the type of numbers of eight bytes and more.
@@ -56,8 +56,7 @@ def elementwise(function: Callable[..., Any], given: Given) -> KnownResult | Non
     if any(each.dtype is None for each in sources):
         is_sum = function in _SUMS and not given.literals
         return of_common_type(shape, sources) if is_sum else None
-    dtype = result_type(function, given)
-    return KnownResult((shape,), dtype.itemsize, dtype=dtype)
+    return known_array(shape, result_type(function, given))
 
 
 def result_type(function: Callable[..., Any], given: Given) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dasktile.lower.known import KnownResult, Shape
+from dasktile.lower.known import KnownResult, Shape, known_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,6 @@ def of_common_type(shape: Shape, sources: Sequence[KnownResult]) -> KnownResult 
     """
     dtype = common_type(sources)
     if dtype is not None:
-        return KnownResult((shape,), dtype.itemsize, dtype=dtype)
+        return known_array(shape, dtype)
     sizes = {each.itemsize for each in sources}
     return KnownResult((shape,), sizes.pop()) if len(sizes) == 1 and min(sizes) >= 8 else None

@@ -130,7 +130,7 @@ def filled(like: Any, options: Any) -> KnownResult | None:
     shape = dict(options).get("shape")
     if type(like) is not tuple or not isinstance(shape, tuple):
         return None
-    return KnownResult((shape,), like[-1].itemsize, dtype=np.dtype(like[-1]))
+    return known_array(shape, like[-1])
 
 
 def _percentiles(given: Given) -> KnownResult | None:

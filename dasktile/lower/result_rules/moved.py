@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from dask.core import flatten
 
-from dasktile.lower.known import KnownResult, Shape
+from dasktile.lower.known import KnownResult, Shape, known_array
 from dasktile.lower.result_rules.given import Given, Rule, common_type, reduced
 
 
@@ -154,7 +154,7 @@ def _running(given: Given) -> KnownResult | None:
     dtype = options.get("dtype")
     reduced(array.shapes[0], options["axis"], True)  # which checks the axis
     if dtype is not None:
-        return KnownResult(array.shapes, np.dtype(dtype).itemsize, dtype=np.dtype(dtype))
+        return known_array(array.shapes[0], dtype)
     return array if array.itemsize >= 8 else None
 
 
@@ -164,7 +164,7 @@ def _like_first(given: Given) -> KnownResult | None:
     return sources[0] if sources and sources[0].is_array and not given.is_listed else None
 
 
-def _like_second(given: Given) -> KnownResult | None:
+def _merged_sums(given: Given) -> KnownResult | None:
     """A running sum of a block, and the sum of those before, which is added to it."""
     sources = given.sources
     if len(sources) != 2 or not all(each.is_array for each in sources):
@@ -222,7 +222,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("numpy.cumsum", "numpy.cumprod", "numpy.nancumsum", "numpy.nancumprod"), _running
     ),
-    **dict.fromkeys(("dask._cumsum_merge", "dask._cumprod_merge"), _like_second),
+    **dict.fromkeys(("dask._cumsum_merge", "dask._cumprod_merge"), _merged_sums),
     "dask.setitem": _like_first,
     "builtins.tuple": _held,
     "dask.argtopk_preprocess": _pair,

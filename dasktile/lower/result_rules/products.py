@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dasktile.lower.known import KnownResult
+from dasktile.lower.known import KnownResult, known_array
 from dasktile.lower.result_rules.given import Given, Rule, of_common_type
 
 
@@ -74,7 +74,7 @@ def _einsum(given: Given) -> KnownResult | None:
     dtype = options.get("kernel_dtype")
     if dtype is None:
         return of_common_type(shape, sources)
-    return KnownResult((shape,), np.dtype(dtype).itemsize, dtype=np.dtype(dtype))
+    return known_array(shape, dtype)
 
 
 def _factors(given: Given) -> KnownResult | None:
@@ -123,7 +123,7 @@ def _python_sum(given: Given) -> KnownResult | None:
 
 
 #: An integer of Python among numbers of NumPy.
-_INTEGER = KnownResult(((),), 8, dtype=np.dtype(int))
+_INTEGER = known_array((), int)
 
 
 RULES: dict[str, Rule] = {

@@ -16,7 +16,7 @@ from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.placed import guessed_operations, placed_tasks
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.homes import has_homes
-from dasktile.schedule.peaks import Speeds, simulate
+from dasktile.schedule.peaks import Simulated, Speeds, simulate
 from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.placement import is_written, placements_of
 from dasktile.tiling.calibration import Calibration
@@ -307,13 +307,30 @@ def predict_input(
     there
         Blocks that are in memory already, and the mesh position of each.
     """
+    tasks, guessed = input_tasks(graph, wanted, machine, there)
+    return predict_tasks(machine, work, tasks, guessed)
+
+
+def input_tasks(
+    graph: HighLevelGraph,
+    wanted: Mapping[str, Collection[Any]],
+    machine: Machine,
+    there: Mapping[Any, int] = MappingProxyType({}),
+) -> tuple[PlacedTasks, float]:
+    """The tasks of Dask's own graph as it runs, and how much of their sizes is a guess.
+
+    Parameters
+    ----------
+    graph, wanted, machine, there
+        As for `predict_input`.
+    """
     limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says
         tables = _workers_by_positions(graph, machine.workers)
         limits = replace(limits, mesh=(machine.workers,), tables=tables)
-    tasks, guessed = placed_tasks(graph, wanted, limits, by_place=by_place, there=there)
-    return predict_tasks(machine, work, tasks, guessed)
+    grouping = machine.workers * machine.threads if machine.placed and not by_place else 0
+    return placed_tasks(graph, wanted, limits, by_place=by_place, there=there, threads=grouping)
 
 
 def _workers_by_positions(graph: HighLevelGraph, workers: int) -> dict[int, list[int]]:
@@ -387,17 +404,7 @@ def predict_tasks(
     """
     if math.isinf(guessed):
         return None
-    speeds = _speeds(machine.calibration)
-    if tasks.there:
-        # with the speed of the network, blocks would be sent that Dask leaves where they are
-        speeds = replace(speeds, assumed=SCHEDULER_BANDWIDTH)
-    hosts = machine.hosts
-    if 0 < positions < len(hosts):
-        # workers without a position have no tasks
-        hosts = machine.hosts_of(positions) + hosts[positions:]
-    # more workers than tasks have none
-    workers = min(machine.workers, MAX_TASKS)
-    run = simulate(tasks, workers, machine.threads, speeds, hosts)
+    run = simulated_run(machine, tasks, positions)
     return Prediction(
         run.seconds,
         run.moved,
@@ -413,6 +420,27 @@ def predict_tasks(
         run.between_hosts if len(set(machine.hosts)) > 1 else None,
         run.busiest_link,
     )
+
+
+def simulated_run(machine: Machine, tasks: PlacedTasks, positions: int = 0) -> Simulated:
+    """The simulated run of the tasks of a graph.
+
+    Parameters
+    ----------
+    machine, tasks, positions
+        As for `predict_tasks`.
+    """
+    speeds = _speeds(machine.calibration)
+    if tasks.there:
+        # with the speed of the network, blocks would be sent that Dask leaves where they are
+        speeds = replace(speeds, assumed=SCHEDULER_BANDWIDTH)
+    hosts = machine.hosts
+    if 0 < positions < len(hosts):
+        # workers without a position have no tasks
+        hosts = machine.hosts_of(positions) + hosts[positions:]
+    # more workers than tasks have none
+    workers = min(machine.workers, MAX_TASKS)
+    return simulate(tasks, workers, machine.threads, speeds, hosts)
 
 
 def _speeds(measured: Calibration | None) -> Speeds:

@@ -60,6 +60,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "capture",
             "lower",
             "schedule.edges",
+            "schedule.families",
             "schedule.joining",
             "schedule.placed_tasks",
             "schedule.placement",
@@ -297,9 +298,14 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
+    "inner_tasks": (
+        {"capture.base", "ir", "planning", "predicted", "prediction", "request"},
+        {"numpy"},
+    ),
     "cheapest": (
         {
             "capture.base",
+            "inner_tasks",
             "ir",
             "lower.count",
             "planning",
@@ -627,7 +633,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"lower.bundle_tasks", "lower.gathered"},
         {"dask", "distributed", "numpy"},
     ),
-    "runtime.settings": ({"schedule.joining"}, set()),
+    "runtime.settings": ({"schedule.families", "schedule.joining"}, set()),
     "runtime.scheduler.left": ({"runtime.settings", "runtime.worker.plugin"}, set()),
     "runtime.scheduler.priorities": ({"_compat.distributed", "schedule.ranks"}, set()),
     "runtime.scheduler.windows": ({"_compat.distributed", "runtime.settings"}, {"distributed"}),

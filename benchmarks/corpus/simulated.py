@@ -46,7 +46,7 @@ NEAR_SECONDS, DIFFERENT = 1.5, 1.3
 
 
 def simulated(
-    collections: Sequence[Any], workers: int, speeds: Speeds | None = None
+    collections: Sequence[Any], workers: int, speeds: Speeds | None = None, enabled: bool = False
 ) -> tuple[int, Simulated]:
     """Tasks that Dask runs, and what happens on single-threaded workers.
 
@@ -58,6 +58,8 @@ def simulated(
         Number of workers; tasks of plans run on their home workers.
     speeds
         Durations of the cluster.
+    enabled
+        Whether ``dasktile.enable`` was called, which divides root tasks without a plan.
     """
     expr = collections_to_expr(list(collections)).optimize()
     graph: dict[Any, Any] = convert_legacy_graph(dict(expr.__dask_graph__()))
@@ -68,7 +70,8 @@ def simulated(
         key: TaskMemory(sizes[key], working.get(key, 0), homes[key], is_pick(task), shared[key])
         for key, task in graph.items()
     }
-    tasks = placed(graph, ends, known, by_place=True)
+    threads = workers if enabled and not any(home is not None for home in homes.values()) else 0
+    tasks = placed(graph, ends, known, by_place=True, threads=threads)
     count = sum(not isinstance(task, (DataNode, Alias)) for task in graph.values())
     return count, simulate(tasks, workers, speeds=speeds)
 

@@ -23,12 +23,16 @@ from dasktile.lower.bundle_tasks import has_bundle
 from dasktile.lower.merged_layers import merged
 from dasktile.lower.tasks import GraphTasks, fuses
 from dasktile.schedule.edges import readers_of
+from dasktile.schedule.families import FamilyLimits, families_of_graph
 from dasktile.schedule.joining import MOST_COMBINED, worker_of_most
 from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.placement import SLICE_PREFIX, is_written
 from dasktile.schedule.ranks import rank_of, ranked_order
 
 Key = Any
+
+#: Tasks that a group of root tasks reads: fewer than this, as distributed counts.
+MOST_READ_BY_ROOTS = 5
 
 
 class TaskMemory(NamedTuple):
@@ -84,6 +88,9 @@ def task_memory(tasks: GraphTasks, number: int, is_named: bool = False) -> TaskM
     """
     # the scheduler plugin finds a home for a task whose name gives none
     known = tasks.limits.mesh and (is_named or not tasks.is_loose(number))
+    if type(tasks.tasks[number]) is DataNode and not is_named:
+        # of data, only a name gives the home
+        known = known and tasks.named_homes[number] is not None
     place = tasks.places[number] if known else None
     return TaskMemory(tasks.sizes[number], tasks.working[number], place)
 
@@ -142,6 +149,7 @@ def placed_tasks(
     known: GraphMemory | None = None,
     by_place: bool = False,
     there: Mapping[Key, int] = MappingProxyType({}),
+    threads: int = 0,
 ) -> tuple[PlacedTasks, float]:
     """The tasks that Dask runs, after it has merged layers, culled the graph and fused chains.
 
@@ -161,6 +169,8 @@ def placed_tasks(
         Whether tasks run on the workers of their mesh positions.
     there
         Blocks that are in memory already, and the mesh position of each.
+    threads
+        Threads of all workers, if the scheduler plugin divides root tasks into families; else 0.
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
@@ -168,7 +178,7 @@ def placed_tasks(
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
-    return placed(tasks, ends, known.tasks, by_place, there), known.guessed
+    return placed(tasks, ends, known.tasks, by_place, there, threads), known.guessed
 
 
 def placed(
@@ -177,6 +187,7 @@ def placed(
     known: Mapping[Key, TaskMemory],
     by_place: bool,
     there: Mapping[Key, int] = MappingProxyType({}),
+    threads: int = 0,
 ) -> PlacedTasks:
     """Tasks as a simulation sees them: chains that Dask fuses are one task.
 
@@ -195,6 +206,8 @@ def placed(
         Whether tasks run on the workers of their mesh positions.
     there
         Blocks that are in memory already, and the mesh position of each.
+    threads
+        Threads of all workers, if the scheduler plugin divides root tasks into families; else 0.
     """
     keys, reads = _ordered(tasks)
     number = {key: at for at, key in enumerate(keys)}
@@ -246,8 +259,15 @@ def placed(
     priorities = [0.0] * len(run)
     for priority, at in enumerate(order):
         priorities[at] = float(priority)
+    inputs_of = [list(inputs) for inputs in read_by]
+    fused = [[keys[part] for part in chains[last]] for last in run]
+    producers = {
+        at
+        for at, chain in enumerate(fused)
+        if any(getattr(tasks[key], "data_producer", False) for key in chain)
+    }
     return PlacedTasks(
-        reads=[list(inputs) for inputs in read_by],
+        reads=inputs_of,
         sizes=[task.size for task in memory],
         priorities=priorities,
         homes=homes,
@@ -263,7 +283,56 @@ def placed(
             if key in number and number[key] in place and not reads[number[key]]
         },
         joins=joins,
+        families=_families(order, inputs_of, data, fused, producers, threads) if threads else (),
+        keys=fused,
     )
+
+
+def _families(
+    order: Sequence[int],
+    reads: Sequence[Sequence[int]],
+    data: Collection[int],
+    fused: Sequence[Sequence[Key]],
+    producers: Collection[int],
+    threads: int,
+) -> list[list[int]]:
+    """Families of those root tasks that distributed queues: of large groups, or that read storage.
+
+    Parameters
+    ----------
+    order
+        The tasks in the order of their priorities.
+    reads, data, fused
+        As `PlacedTasks.reads`, `PlacedTasks.data` and `PlacedTasks.keys`.
+    producers
+        Tasks that are marked as reading storage.
+    threads
+        Threads of all workers.
+    """
+    # distributed's names of groups are made of these
+    groups = [tuple(map(head_of, chain)) for chain in fused]
+    sizes = Counter(groups)
+    before: dict[Any, set[Any]] = {}
+    for at, inputs in enumerate(reads):
+        before.setdefault(groups[at], set()).update(groups[read] for read in inputs)
+    large = {
+        group
+        for group, size in sizes.items()
+        if size > 2 * threads and sum(sizes[other] for other in before[group]) < MOST_READ_BY_ROOTS
+    }
+    roots = [
+        at
+        for at in order
+        if (at in producers or groups[at] in large)
+        and at not in data
+        and all(read in data for read in reads[at])
+    ]
+    readers = readers_of(reads)
+
+    def count_reads(at: int) -> int:
+        return sum(read not in data for read in reads[at])
+
+    return families_of_graph(roots, threads, readers.__getitem__, count_reads, FamilyLimits())
 
 
 def _is_of_plan(head: Any) -> bool:

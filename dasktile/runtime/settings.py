@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dasktile.schedule.families import FamilyLimits
 from dasktile.schedule.joining import MOST_COMBINED, MOST_JOINED
 
 
@@ -37,17 +38,14 @@ class RuntimeSettings:
         Late workers from which tasks are stolen at once, and the most tasks of each.
     steal_interval
         Seconds as `check_interval`, after tasks were stolen or might have been.
-    min_family, max_family
-        Root tasks of a graph without a plan that are sent to the same worker because their results
-        are combined: at most so many, and none if every thread would have fewer than four families
-        of the least number.
+    families
+        Which root tasks of a graph without a plan are sent to the same worker because their results
+        are combined.
     plan_window
         Tasks of a plan for each thread that are sent to workers or may be, unless they have ended.
         Of fewer, none may be ready when a task ends; of more, the order differs from the plan's.
     max_combined
         Inputs of a task that is taken to combine results, at the most.
-    max_grouped
-        Root tasks of a graph that are grouped; of more, holding them takes the scheduler's time.
     max_joined
         Tasks that join a result with others, up to which they run where it is.
     max_layers
@@ -108,11 +106,9 @@ class RuntimeSettings:
     steal_from: int = 10
     steal_most: int = 100
     steal_interval: float = 0.1
-    min_family: int = 4
-    max_family: int = 16
+    families: FamilyLimits = field(default_factory=FamilyLimits)
     plan_window: int = 4
     max_combined: int = MOST_COMBINED
-    max_grouped: int = 20_000
     max_joined: int = MOST_JOINED
     max_layers: int = 1000
     heartbeat_layers: int = 32

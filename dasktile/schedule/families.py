@@ -8,7 +8,92 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-Task = TypeVar("Task")
+from dasktile.schedule.joining import MOST_COMBINED
+
+Task = TypeVar("Task", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyLimits:
+    """Which root tasks of a graph without a plan are divided into families.
+
+    Parameters
+    ----------
+    least, most
+        Tasks of a family: at most so many, and no families if every thread would have fewer than
+        four of the least number.
+    combined
+        Inputs of a task that is taken to combine results, at the most.
+    roots
+        Root tasks of a graph that are divided; of more, holding them takes the scheduler's time.
+    """
+
+    least: int = 4
+    most: int = 16
+    combined: int = MOST_COMBINED
+    roots: int = 20_000
+
+
+def families_of_graph(
+    roots: Sequence[Task],
+    threads: int,
+    readers: Callable[[Task], Iterable[Task]],
+    count_reads: Callable[[Task], int],
+    limits: FamilyLimits,
+) -> list[list[Task]]:
+    """The families of the root tasks of a graph without a plan; empty if they are not divided.
+
+    Parameters
+    ----------
+    roots
+        Root tasks, in the order in which they run.
+    threads
+        Threads of all workers.
+    readers
+        The tasks that read the result of a task.
+    count_reads
+        How many results a task reads.
+    limits
+        Which are divided.
+    """
+    most = min(limits.most, len(roots) // (4 * max(1, threads)))
+    if most < limits.least or len(roots) > limits.roots:
+        return []
+    # a task that reads most of them is the end of the graph, or a barrier
+    combining = combining_tasks(min(limits.combined, len(roots) // 2), readers, count_reads)
+    found = families(roots, combining, most)
+    return found if 2 * len(found) <= len(roots) else []
+
+
+def combining_tasks(
+    most: int, readers: Callable[[Task], Iterable[Task]], count_reads: Callable[[Task], int]
+) -> Callable[[Task], set[Task]]:
+    """A function: the tasks that combine the result of a task with those of others.
+
+    Parameters
+    ----------
+    most
+        Inputs of a task that combines results at most; tasks with more combine all of the graph.
+    readers, count_reads
+        As for `families_of_graph`.
+    """
+    counts: dict[Task, int] = {}
+
+    def combining(task: Task) -> set[Task]:
+        found = set()
+        alone = [task]
+        while alone:
+            for reader in readers(alone.pop()):
+                reads = counts.get(reader)
+                if reads is None:
+                    reads = counts[reader] = count_reads(reader)
+                if reads == 1:
+                    alone.append(reader)
+                elif reads <= most:
+                    found.add(reader)
+        return found
+
+    return combining
 
 
 def families(
@@ -51,19 +136,19 @@ class Family:
     ready
         The tasks that could run: a heap of (priority, number, key).
     worker
-        The address of the worker that runs the ready ones, if one does.
+        The worker that runs the ready ones, if one does.
     """
 
     ready: list[tuple[Any, int, Any]] = field(default_factory=list)
-    worker: str | None = None
+    worker: Hashable = None
 
 
 class FamilyQueue:
     """Tasks in families that wait for a worker, and which worker runs which family.
 
-    A worker gets the tasks of one family after the other, in the order of priorities.  Priorities
-    are tuples: a family with other first two parts, which the user and the order of graphs set,
-    may come between the tasks of another one.
+    Workers are any values, as their addresses.  One gets the tasks of one family after the other,
+    in the order of priorities.  Priorities are tuples: a family with other first two parts, which
+    the user and the order of graphs set, may come between the tasks of another one.
 
     Attributes
     ----------
@@ -75,8 +160,8 @@ class FamilyQueue:
         self.of: dict[Any, Family] = {}
         #: Families with ready tasks that no worker runs: a heap of (priority, number, family).
         self._waiting: list[tuple[Any, int, Family]] = []
-        #: The family that a worker runs, by address, as long as some of its tasks are ready.
-        self._served: dict[str, Family] = {}
+        #: The family that a worker runs, by worker, as long as some of its tasks are ready.
+        self._served: dict[Hashable, Family] = {}
         self._counter = itertools.count()
 
     @property
@@ -103,22 +188,22 @@ class FamilyQueue:
         self._waiting.clear()
         self._served.clear()
 
-    def leave(self, running: Collection[str]) -> None:
+    def leave(self, running: Collection[Hashable]) -> None:
         """Let any worker run the families of workers that do not run any more.
 
         Parameters
         ----------
         running
-            Addresses of the workers that run.
+            The workers that run.
         """
         for worker in [worker for worker in self._served if worker not in running]:
             self._give_back(worker)
 
-    def is_served(self, worker: str) -> bool:
+    def is_served(self, worker: Hashable) -> bool:
         """Whether tasks of a family that a worker runs could run."""
         return worker in self._served
 
-    def priority(self, worker: str) -> Any:
+    def priority(self, worker: Hashable) -> Any:
         """The priority by which a worker gets its next task; None if no family waits for it."""
         family = self._next(worker)
         if family is None:
@@ -126,7 +211,7 @@ class FamilyQueue:
         # that of a waiting family is the one with which it began to wait
         return family.ready[0][0] if family.worker == worker else self._waiting[0][0]
 
-    def take(self, worker: str) -> tuple[Any, Any] | None:
+    def take(self, worker: Hashable) -> tuple[Any, Any] | None:
         """The priority and the key of the next task of a worker.
 
         None if it has left its family; there is one if :meth:`priority` gives a priority.
@@ -141,7 +226,7 @@ class FamilyQueue:
         self._end_if_empty(family)
         return (priority, key) if self.of.get(key) is family else None
 
-    def divide(self, worker: str) -> bool:
+    def divide(self, worker: Hashable) -> bool:
         """Give an idle worker half of the longest rest of a family; False if there is none."""
         longest = max(self._served.values(), key=lambda family: len(family.ready), default=None)
         if longest is None:
@@ -154,7 +239,7 @@ class FamilyQueue:
         self._serve(worker, rest)
         return True
 
-    def _next(self, worker: str) -> Family | None:
+    def _next(self, worker: Hashable) -> Family | None:
         """The family of which a worker gets the next task: its own, or the first that waits."""
         while self._waiting and not _is_waiting(self._waiting[0][2]):
             heapq.heappop(self._waiting)
@@ -168,11 +253,11 @@ class FamilyQueue:
     def _wait(self, family: Family) -> None:
         heapq.heappush(self._waiting, (*family.ready[0][:2], family))
 
-    def _serve(self, worker: str, family: Family) -> None:
+    def _serve(self, worker: Hashable, family: Family) -> None:
         family.worker = worker
         self._served[worker] = family
 
-    def _give_back(self, worker: str) -> None:
+    def _give_back(self, worker: Hashable) -> None:
         """Let any worker run the family of a worker, if it has one."""
         family = self._served.pop(worker, None)
         if family is not None:

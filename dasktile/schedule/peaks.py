@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dasktile.schedule.edges import readers_of
+from dasktile.schedule.families import FamilyQueue
 from dasktile.schedule.joining import MOST_COMBINED, JoinedResult, worker_of_join
 from dasktile.schedule.placed_tasks import PlacedTasks
 
@@ -89,6 +90,8 @@ class Simulated:
         while it runs.
     received, sent
         For every worker, the bytes that it receives from others, and sends to them.
+    ran
+        For every task, the worker that ran it; -1 for data of the graph.
     """
 
     peaks: tuple[int, ...]
@@ -99,6 +102,7 @@ class Simulated:
     task: int
     received: tuple[int, ...] = ()
     sent: tuple[int, ...] = ()
+    ran: tuple[int, ...] = ()
 
     @property
     def busiest_link(self) -> int:
@@ -222,6 +226,8 @@ class _Simulation:
         self.there: list[dict[int, float]] = [{} for _ in range(count)]
         #: Root tasks of any worker that wait for a slot, by priority.
         self.queue: list[tuple[float, int]] = []
+        #: Root tasks of families, which run on one worker each.
+        self.families = FamilyQueue()
         #: What happens: time, a counter, and a task that ends or, if negative, can run.
         self.events: list[tuple[float, int, int]] = []
         self.number = 0
@@ -234,7 +240,13 @@ class _Simulation:
 
     def run(self) -> Simulated:
         there = self.tasks.there
+        for family in self.tasks.families:
+            self.families.add(family)
+            for number in family:
+                self.families.push(number, (0, 0, self.tasks.priorities[number]))
         for number, reads in enumerate(self.reads):
+            if number in self.families.of:
+                continue
             if not reads and number not in self.data and number not in there:
                 home = self.tasks.homes[number]
                 heap = self.queue if home is None else self.workers[home].roots
@@ -270,6 +282,7 @@ class _Simulation:
             self.most,
             tuple(worker.received_bytes for worker in self.workers),
             tuple(worker.sent_bytes for worker in self.workers),
+            tuple(self.where),
         )
 
     def _event(self, time: float, number: int) -> None:
@@ -282,6 +295,13 @@ class _Simulation:
         while worker.sent < min(slots, worker.slots) and (worker.roots or queue):
             is_own = worker.roots and (not queue or worker.roots[0] < queue[0])
             self._send(heapq.heappop(worker.roots if is_own else queue)[1], at)
+        families = self.families
+        while worker.sent < worker.slots and families.any_ready:
+            if families.priority(at) is None and not families.divide(at):
+                break
+            member = families.take(at)
+            if member is not None:
+                self._send(member[1], at)
 
     def _send(self, number: int, at: int) -> None:
         """Send a task to a worker, which receives the inputs that it lacks."""

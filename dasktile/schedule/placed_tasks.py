@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -40,6 +40,11 @@ class PlacedTasks:
     joins
         Tasks of any worker that run where most bytes of what they read are, see
         :func:`~dasktile.schedule.joining.worker_of_join`.
+    families
+        Root tasks of any worker of which the tasks of each family run on one, see
+        :func:`~dasktile.schedule.families.families_of_graph`.
+    keys
+        For every task, the keys of those that are fused into it.
     """
 
     reads: Sequence[Sequence[int]]
@@ -54,3 +59,5 @@ class PlacedTasks:
     shared: Sequence[int] = ()
     there: Mapping[int, int] = field(default_factory=dict)
     joins: Collection[int] = ()
+    families: Sequence[Sequence[int]] = ()
+    keys: Sequence[Sequence[Hashable]] = ()

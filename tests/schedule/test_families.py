@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dasktile.schedule.families import FamilyQueue, families
+import pytest
+
+from dasktile.schedule.families import FamilyLimits, FamilyQueue, families, families_of_graph
 
 
 def test_tasks_whose_results_are_combined_are_a_family() -> None:
@@ -18,6 +20,49 @@ def test_families_are_runs_of_limited_length() -> None:
 def test_tasks_that_nothing_combines_are_alone() -> None:
     assert families(range(3), lambda task: (), 4) == [[0], [1], [2]]
     assert families([], lambda task: (), 4) == []
+
+
+def grouped(
+    roots: int, inputs: int, threads: int, limits: FamilyLimits | None = None
+) -> list[list[str]]:
+    """The families of roots of which sums of so many inputs, with a step before, are combined."""
+    names = [f"root-{number}" for number in range(roots)]
+    readers = {name: [f"step-{number}"] for number, name in enumerate(names)}
+    readers |= {f"step-{number}": [f"sum-{number // inputs}"] for number in range(roots)}
+    readers |= {f"sum-{number}": ["end"] for number in range(roots // inputs)}
+    reads = {"step": 1, "sum": inputs, "end": roots // inputs}
+    return families_of_graph(
+        names,
+        threads,
+        lambda task: readers.get(task, ()),
+        lambda task: reads[task.partition("-")[0]],
+        limits or FamilyLimits(),
+    )
+
+
+def test_families_of_a_graph_are_what_sums_combine() -> None:
+    found = grouped(64, 4, threads=4)
+    assert [len(family) for family in found] == [4] * 16
+    assert found[1] == ["root-4", "root-5", "root-6", "root-7"]
+
+
+@pytest.mark.parametrize(
+    ("roots", "inputs", "threads"),
+    [
+        (60, 4, 4),  # too few for four families of four a thread
+        (64, 1, 4),  # nothing is combined
+        (64, 64, 4),  # one task combines all
+    ],
+)
+def test_roots_of_other_graphs_are_not_divided(roots: int, inputs: int, threads: int) -> None:
+    assert grouped(roots, inputs, threads) == []
+
+
+def test_limits_of_families() -> None:
+    assert grouped(64, 4, 4, FamilyLimits(roots=63)) == []
+    assert grouped(64, 4, 4, FamilyLimits(least=5)) == []
+    assert grouped(64, 4, 4, FamilyLimits(combined=3)) == []
+    assert {len(family) for family in grouped(128, 8, 1, FamilyLimits(most=4))} == {4}
 
 
 def queue_of(*sizes: int, ready: bool = True) -> FamilyQueue:

@@ -211,3 +211,29 @@ def test_memory_is_released_exactly_once(tasks: PlacedTasks, threads: int) -> No
     # kept results may share memory
     assert max(tasks.sizes[at] for at in tasks.kept) <= left if kept else left == 0
     assert left <= sum(kept)
+
+
+def test_tasks_of_a_family_run_on_one_worker() -> None:
+    # sums of four neighbours, which no worker has alone if the roots are dealt out
+    reads = [[] for _ in range(16)] + [[4 * at + part for part in range(4)] for at in range(4)]
+    tasks = placed(reads, [None] * 20, size=10)
+    families = [list(range(4 * at, 4 * at + 4)) for at in range(4)]
+    dealt, grouped = (
+        simulate(each, 2, speeds=STEPS) for each in (tasks, replace(tasks, families=families))
+    )
+    assert dealt.moved > 0 == grouped.moved
+    for family in families:
+        assert len({grouped.ran[task] for task in family}) == 1
+    assert {grouped.ran[task] for task in range(16)} == {0, 1}
+    assert grouped.seconds <= dealt.seconds
+
+
+def test_an_idle_worker_takes_half_of_a_long_family() -> None:
+    tasks = replace(placed([[]] * 16, [None] * 16), families=[list(range(16))])
+    run = simulate(tasks, 2, speeds=STEPS)
+    assert run.seconds < 10
+
+
+def test_it_is_told_where_tasks_ran() -> None:
+    tasks = replace(placed([[], [0], [0]], [None, 0, 1]), data={0})
+    assert simulate(tasks, 2, speeds=STEPS).ran == (-1, 0, 1)

@@ -17,7 +17,7 @@ from dasktile.runtime.scheduler.priorities import position
 from dasktile.runtime.scheduler.roots import (
     HELD,
     Roots,
-    combining_tasks,
+    count_reads,
     is_cut_data,
     is_data,
     is_placed,
@@ -27,7 +27,7 @@ from dasktile.runtime.scheduler.roots import (
 )
 from dasktile.runtime.scheduler.windows import Windows
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.schedule.families import families
+from dasktile.schedule.families import families_of_graph
 from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
 from dasktile.schedule.joining import worker_of_most
 from dasktile.schedule.placement import MARK, primary, token
@@ -227,7 +227,7 @@ class Placing:
 
     def _group_roots(self, new: list[TaskState]) -> None:
         """Hold root tasks of a graph without a plan in families, each of which one worker runs."""
-        settings, threads = self.settings, self.scheduler.total_nthreads
+        limits = self.settings.families
         if len(self.homes.workers) < 2:
             return
         roots = []
@@ -240,18 +240,14 @@ class Placing:
                 and scheduling.is_queued_when_ready(self.scheduler, ts)
             ):
                 roots.append(ts)
-                if len(roots) > settings.max_grouped:
+                if len(roots) > limits.roots:
                     return
-        most = min(settings.max_family, len(roots) // (4 * max(1, threads)))
-        if most < settings.min_family:
-            return
         roots.sort(key=lambda ts: ts.priority or ())
-        # a task that reads most of them is the end of the graph, or a barrier
-        combining = combining_tasks(min(settings.max_combined, len(roots) // 2))
-        grouped = families(roots, combining, most)
-        if 2 * len(grouped) <= len(roots):
-            for family in grouped:
-                self.roots.hold_family(family)
+        threads = self.scheduler.total_nthreads
+        for family in families_of_graph(
+            roots, threads, lambda ts: ts.dependents, count_reads, limits
+        ):
+            self.roots.hold_family(family)
 
     def _place_near(
         self,

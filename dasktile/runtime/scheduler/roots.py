@@ -91,32 +91,9 @@ def _hold(ts: TaskState) -> None:
     scheduling.restrict(ts, restriction_to(HELD), loose=False)
 
 
-def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
-    """A function: the keys of the tasks that combine the result of a task with those of others.
-
-    Parameters
-    ----------
-    most
-        Inputs of a task that combines results at most; tasks with more combine all of the graph.
-    """
-    counts: dict[Any, int] = {}
-
-    def combining(ts: TaskState) -> set[Any]:
-        found = set()
-        alone = [ts]
-        while alone:
-            for reader in alone.pop().dependents:
-                reads = counts.get(reader.key)
-                if reads is None:
-                    reads = sum(not is_data(read) for read in reader.dependencies)
-                    counts[reader.key] = reads
-                if reads == 1:
-                    alone.append(reader)
-                elif reads <= most:
-                    found.add(reader.key)
-        return found
-
-    return combining
+def count_reads(ts: TaskState) -> int:
+    """How many results of other tasks a task reads."""
+    return sum(not is_data(read) for read in ts.dependencies)
 
 
 class Roots:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.core import flatten
 from distributed import Event, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
+from dasktile.cluster.target import Machine
+from dasktile.prediction import input_tasks
 from tests.gated import LIMIT, finish, nothing_stuck, plugin_of, until
 from tests.runtime.scheduler.test_plugin import Ran
 
@@ -239,3 +244,29 @@ async def test_tasks_may_be_stolen_and_workers_join_and_retire(c, s, *workers):
         await wait(futures, timeout=LIMIT)
         assert await c.gather(futures[-32:]) == [8] * 32
         await nothing_stuck(s)
+
+
+@two_workers
+async def test_families_are_those_of_the_prediction(c, s, first, second):
+    await dasktile.enable(c)
+    held: list[frozenset[Any]] = []
+    roots = plugin_of(s).roots
+    hold = roots.hold_family
+
+    def noted(tasks: Sequence[Any]) -> None:
+        held.append(frozenset(ts.key[1:] for ts in tasks))
+        hold(tasks)
+
+    roots.hold_family = noted
+    x = da.random.default_rng(0).random((800, 60), chunks=(10, 20))
+    y = (x - x.mean()).sum(axis=0)
+    machine = Machine(2, order=(first.address, second.address))
+    wanted = {y.name: list(flatten(y.__dask_keys__()))}
+    tasks, _ = input_tasks(y.__dask_graph__(), wanted, machine)
+    await c.compute(y)
+    assert len(held) > 8
+    assert {
+        frozenset(tasks.keys[number][-1][1:] for number in family) for family in tasks.families
+    } == set(held)
+    unplaced, _ = input_tasks(y.__dask_graph__(), wanted, replace(machine, order=()))
+    assert not unplaced.families

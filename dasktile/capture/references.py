@@ -22,7 +22,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
+from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, fused_tasks
 from dasktile.capture.overlaps import overlap_of
 
 Key = Any
@@ -131,15 +131,58 @@ def references(node: GraphNode) -> Sequence[Key]:
     return (*mentioned, *sorted(needs - mentioned.keys(), key=repr))
 
 
+def in_order_of_reads(
+    tasks: Mapping[Key, GraphNode | None], ends: Iterable[Key]
+) -> dict[Key, GraphNode | None]:
+    """Tasks of a layer, each after those that it reads, from left to right.
+
+    The order does not depend on hashes, as that of a graph does after ``dask.optimize``.
+
+    Parameters
+    ----------
+    tasks
+        The tasks by key; None for a key of which the layer has the future.
+    ends
+        Keys that the others are for, in an order that does not depend on hashes.  Tasks that they
+        do not depend on are last.
+    """
+    ordered: dict[Key, GraphNode | None] = {}
+    seen = set[Key]()
+    stack = [(key, False) for key in ends if key in tasks]
+    stack.reverse()
+    while stack:
+        key, is_next = stack.pop()
+        if is_next:
+            ordered[key] = tasks[key]
+        elif key not in seen:
+            seen.add(key)
+            stack.append((key, True))
+            task = tasks[key]
+            reads = () if task is None else references(task)
+            stack.extend((read, False) for read in reversed(reads) if read in tasks)
+    return {**ordered, **tasks}
+
+
 def _mentioned(part: Any) -> Iterator[Key]:
-    """The keys in a task, including those in tasks that dask fused into it."""
+    """The keys in a task, and in tasks that Dask fused into it, from the last one on."""
+    #: By the names that fused tasks have for them, other fused tasks, and what they read.
+    fused: dict[Key, Any] = {}
     stack = [part]
     while stack:
         item = stack.pop()
         if (key := reference(item)) is not None:
-            yield key
+            if key in fused:
+                stack.append(fused.pop(key))
+            else:
+                yield key
         elif isinstance(item, Task):
-            stack.extend(reversed([*item.args, *item.kwargs.values()]))
+            if parts := fused_tasks(item):
+                _, last, names, *reads = item.args
+                fused.update(zip(names, reads, strict=True))
+                fused.update(parts)
+                stack.append(fused.pop(last, None))
+            else:
+                stack.extend(reversed([*item.args, *item.kwargs.values()]))
         elif isinstance(item, (list, tuple)):
             stack.extend(reversed(item))
         elif isinstance(item, dict):

@@ -23,7 +23,7 @@ from dasktile._compat.dask import (
 )
 from dasktile._compat.merged_parts import layer_of_part
 from dasktile.capture.base import GraphView
-from dasktile.capture.references import head_of, is_block
+from dasktile.capture.references import head_of, in_order_of_reads, is_block
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.frozen import PLAIN, frozen_tasks
@@ -377,10 +377,14 @@ class GraphTasks:
     def _number_tasks(self, order: Sequence[str]) -> None:
         """Number the tasks that the wanted keys depend on."""
         places = {name: place for place, name in enumerate(order)}
-        needed = GraphView(self.graph).needed_tasks(self._ends)
+        view = GraphView(self.graph)
+        needed = view.needed_tasks(self._ends)
         last = len(places)
         for name in sorted(needed, key=lambda name: places.get(whole_layer_name(name), last)):
-            for key, task in needed[name].items():
+            tasks = needed[name]
+            if not isinstance(self.graph.layers[name], Blockwise) and len(view.heads(name)) > 1:
+                tasks = in_order_of_reads(tasks, self.wanted.get(name, ()))
+            for key, task in tasks.items():
                 if task is None:
                     self.futures.add(key)
                     task = DataNode(key, None)
@@ -434,6 +438,20 @@ class GraphTasks:
                 elsewhere = {places[reader] for reader in self.readers[number]} - {None, place}
                 total += self.sizes[number] * len(elsewhere)
         return total
+
+    @cached_property
+    def unsized_share(self) -> float:
+        """Of the results that workers receive from each other, the share whose sizes are guesses.
+
+        Those that tasks without a place make or read count as received.
+        """
+        places = self.places
+        moved = {False: 0, True: 0}
+        for number, place in enumerate(places):
+            elsewhere = {places[reader] for reader in self.readers[number]}
+            count = len(elsewhere) if place is None else len(elsewhere - {place})
+            moved[number in self.guessed] += count
+        return moved[True] / max(1, sum(moved.values()))
 
     # Homes
 

@@ -6,6 +6,7 @@ import decimal
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import dask
@@ -19,11 +20,13 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
 import dasktile.planning
+from dasktile._compat.dask import execute_subgraph
 from dasktile.capture.base import GraphView
 from dasktile.capture.highlevel import capture, capture_graph
 from dasktile.capture.references import (
     Keys,
     head_of,
+    in_order_of_reads,
     is_block,
     is_block_number,
     references,
@@ -143,6 +146,36 @@ def test_references_come_from_left_to_right() -> None:
     task = Task("y", same, TaskRef(keys[5]), List(TaskRef(keys[1]), inner), block=Alias(keys[4]))
     assert references(task) == (keys[5], keys[1], keys[3], keys[4])
     assert references(DataNode("y", keys[0])) == ()
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_references_of_fused_tasks_do_not_depend_on_the_order_of_their_inputs(
+    names: tuple[str, str],
+) -> None:
+    # Dask lists them in the order of a set: first in a step that is fused again, then in the whole
+    keys = {"a": ("x", 1), "b": ("x", 0)}
+    parts = {
+        "first": Task("first", same, TaskRef("a"), TaskRef("b")),
+        "second": Task("second", same, TaskRef("first")),
+    }
+    reads = tuple(TaskRef(keys[name]) for name in names)
+    step = Task("step", execute_subgraph, parts, "second", names, *reads)
+    last = Task("last", same, TaskRef("step"))
+    tasks = {"last": last, "step": step}
+    inner = tuple(keys[name] for name in names)
+    whole = Task("whole", execute_subgraph, tasks, "last", inner, *map(TaskRef, inner))
+    assert references(step) == references(whole) == (keys["a"], keys["b"])
+
+
+def test_tasks_of_a_layer_are_ordered_by_their_reads() -> None:
+    def task(key: Any, *reads: Any) -> Task:
+        return Task(key, same, *map(TaskRef, reads))
+
+    tasks = [task("a", "b", "c"), task("b", "d"), task("c", "d", "outside"), task("d"), task("e")]
+    for order in permutations(tasks[:4]):
+        given = {each.key: each for each in [tasks[4], *order]}
+        assert list(in_order_of_reads(given, ["a"])) == ["d", "b", "c", "a", "e"]
+    assert list(in_order_of_reads({"future": None}, ["future", "other"])) == ["future"]
 
 
 @pytest.mark.parametrize("own", NUMBERS)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dasktile.capture.base import Captured
+from dasktile.inner_tasks import best_division
 from dasktile.ir import Program, Role
 from dasktile.lower.count import least_tasks
 from dasktile.planning import Candidate, PlannedRequest, candidate, unchanged, with_bound_of
@@ -119,6 +120,8 @@ def cheapest(
     plans = [usual]
     if usual.planned.plan.tiled is not None:
         usual = with_own_prediction(request, usual, stock.work)
+        if is_simulated:
+            usual = best_division(request, captured, usual, stock, OWN_CHUNKS)
         plans = [usual]
         if usual.after is None:
             return usual

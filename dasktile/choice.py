@@ -177,7 +177,8 @@ def chosen_plan(request: Request, read: Structured | None = None) -> Candidate |
     chosen = None if asked is None else or_none(partial(decisions.recall, asked))
     if chosen is None:
         chosen = _chosen(request, captured)
-        if asked is not None:
+        # the homes of a program that was divided are no part of what is remembered
+        if asked is not None and not chosen.planned.captured.divided:
             or_none(partial(decisions.remember, asked, chosen))
     return chosen
 

@@ -18,10 +18,12 @@ from dasktile.prediction import (
     MAX_TASKS,
     SAME_SECONDS,
     Prediction,
+    input_tasks,
     predict_input,
     predict_plan,
     rough_seconds,
     rough_tasks,
+    simulated_run,
     work_seconds,
 )
 from dasktile.request import Request
@@ -92,6 +94,20 @@ class InputRun:
     def prediction(self) -> Prediction | None:
         """What the graph takes; None if the sizes of results are unknown."""
         return predicted_input(self._request, self._wanted, self.work)
+
+    @cached_property
+    def ran(self) -> dict[Any, int]:
+        """The worker that is predicted to run each task, by key."""
+        request = self._request
+        wanted = wanted_keys_of(request, self._wanted)
+        tasks, _ = input_tasks(request.graph, wanted, request.machine)
+        run = simulated_run(request.machine, tasks)
+        return {
+            key: worker
+            for keys, worker in zip(tasks.keys, run.ran, strict=True)
+            for key in keys
+            if worker >= 0
+        }
 
     def takes_more_time(self, run: Prediction) -> bool:
         """Whether the graph surely takes more time than a run.

@@ -153,6 +153,8 @@ class Captured:
     computing
         Bytes of persisted blocks of which it is unknown on which workers they are, mostly because
         they are being computed.
+    divided
+        Whether the homes of its arrays, and `near`, are not where data is, but chosen for a plan.
     """
 
     program: Program
@@ -162,6 +164,7 @@ class Captured:
     near: Mapping[Key, int] = field(default_factory=dict)
     fetched: int = 0
     computing: int = 0
+    divided: bool = False
 
 
 @dataclass

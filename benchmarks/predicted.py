@@ -451,7 +451,7 @@ class Cell:
     workers: int
     name: str
     way: str
-    predicted: int = 0
+    predicted: int | None = 0
     simulated: int | None = None
     booked: int = 0
     received: int = 0
@@ -465,14 +465,15 @@ class Cell:
     @property
     def ratio(self) -> float:
         """Bytes received over predicted, both with `SMALL` added."""
-        return (self.received + SMALL) / (self.predicted + SMALL)
+        return (self.received + SMALL) / ((self.predicted or 0) + SMALL)
 
     def complaint(self) -> str:
         """How a cell is outside of the goal; empty if it is not."""
         if self.error:
             return self.error
         found = [
-            f"{name} {format_bytes(other)}, received {format_bytes(self.received)}"
+            f"{name} {'nothing' if other is None else format_bytes(other)}, received"
+            f" {format_bytes(self.received)}"
             for name, other in (("predicted", self.predicted), ("booked", self.booked))
             if not is_near(self.received, other)
         ]
@@ -483,9 +484,9 @@ class Cell:
         return "; ".join(found)
 
 
-def is_near(received: int, predicted: int) -> bool:
+def is_near(received: int, predicted: int | None) -> bool:
     """Whether a prediction counts as right."""
-    return abs(received - predicted) <= max(SMALL, NEAR * predicted)
+    return predicted is not None and abs(received - predicted) <= max(SMALL, NEAR * predicted)
 
 
 class _Received(WorkerPlugin):

@@ -45,6 +45,10 @@ PLAN_UNKNOWN = (
 #: times what was received where that was so, and up to 20 times where it was little).
 _CLEARLY_MORE, _MANY_BYTES = 2, 2**24
 
+#: Of the results that workers receive from each other, the share of those with unknown sizes up to
+#: which the bytes of the others are those that are predicted (chosen).
+_FEW_UNSIZED = 0.1
+
 
 def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
     """Describe the plan of a request.
@@ -103,7 +107,15 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     if chosen.after is None and unpredicted and not choice.too_large(request, chosen):
         # bytes of results of unknown sizes are not counted, but for those of earlier plans
         unplanned = _received(request.graph) if request.machine.placed and not is_again else 0
-        explanation = replace(explanation, proven_optimal=False, bytes_unplanned=unplanned)
+        explanation = replace(
+            explanation,
+            proven_optimal=False,
+            bytes_unplanned=unplanned,
+            # names of an earlier plan tell what is received for it
+            counts_all=is_again
+            or explanation.workers == 1
+            or not _lacks_bytes(explanation, chosen),
+        )
     if fetched := chosen.planned.captured.fetched:
         # data that arrays are made of, which is no array of the plan
         more = explanation.bytes_unplanned + fetched
@@ -116,13 +128,22 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))
         explanation = replace(explanation, run_tasks_before=count)
     if explanation.in_memory and explanation.changed and request.machine.placed:
-        received = _received_by_input(request, chosen, explanation.bytes_predicted)
+        planned = explanation.bytes_predicted
+        received = None if planned is None else _received_by_input(request, chosen, planned)
         if received is not None:
-            planned = explanation.bytes_predicted
             explanation = replace(explanation, received_before=received, received_after=planned)
     if is_again and request.machine.placed:
         explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation
+
+
+def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
+    """Whether bytes that workers receive are left out, as results have unknown sizes."""
+    nodes = chosen.planned.captured.program.nodes
+    if not explanation.uncounted and not any(node.has_inner_tasks for node in nodes):
+        return False
+    source = None if chosen.lowered is None else chosen.lowered.bundled.source
+    return source is None or source.tasks.unsized_share > _FEW_UNSIZED
 
 
 def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int | None:

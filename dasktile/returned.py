@@ -146,6 +146,7 @@ def describer(
         layers=_layers(chosen),
         bundle=most_bundled(request.machine),
         unplanned=0 if bundled is None else bundled.unplanned(plan.after.bytes),
+        divided=chosen.planned.captured.divided,
     )
 
 

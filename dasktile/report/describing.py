@@ -81,6 +81,7 @@ def describe_plan(
     variables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     memory: int | None = None,
     dims: Mapping[str, tuple[Hashable, ...]] = MappingProxyType({}),
+    divided: bool = False,
 ) -> Explanation:
     """Describe a plan.
 
@@ -122,11 +123,13 @@ def describe_plan(
         Bytes that a worker may have in all; None if that is unknown.
     dims
         By the name of an array, its dimensions in these objects.
+    divided
+        Whether the plan has chosen the homes of the program's arrays, which are not in memory.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
     old, new = handed
-    in_memory = any(node.homes for node in plan.program.nodes)
+    in_memory = not divided and any(node.homes for node in plan.program.nodes)
     # most simulations do not know which workers have the blocks that are in memory already
     # blocks in another order than that of boxes on a grid may move fewer bytes than any of these
     is_bound = (

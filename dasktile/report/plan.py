@@ -125,6 +125,9 @@ class PlanReport:
         Those of the bytes of `received_before` and `received_after` that the busiest worker
         receives, or sends, whichever are more; None where those are, and where blocks of the
         input are in memory already.
+    counts_all
+        False where workers receive more bytes than the model counts, and it is unknown how many:
+        tasks read unknown blocks, or several make one block, and results have unknown sizes.
     """
 
     workers: int
@@ -177,6 +180,7 @@ class PlanReport:
     counts_unneeded: bool = False
     busiest_link_before: int | None = None
     busiest_link_after: int | None = None
+    counts_all: bool = True
 
     @property
     def has_plan(self) -> bool:
@@ -202,8 +206,10 @@ class PlanReport:
         return self.bytes_after + self.bytes_unplanned
 
     @property
-    def bytes_predicted(self) -> int:
+    def bytes_predicted(self) -> int | None:
         """Bytes that workers receive from each other: of the plan, or of Dask's own graph.
+
+        None where `counts_all` is False.
 
         For a plan, ``dasktile.metrics`` shows `bytes_counted`.  Where the input is unchanged, the
         tasks run where Dask's scheduler places them; without a simulation of that, it is
@@ -211,6 +217,8 @@ class PlanReport:
         it runs, they are those of the simulation, too: the model counts blocks in boxes on a grid
         of workers, each array for itself, and workers run chains of tasks as one.
         """
+        if not self.counts_all:
+            return None
         if self.has_plan:
             counted, moved = self.bytes_counted, self.received_after
             if moved is not None and (

@@ -185,8 +185,14 @@ def _is_simulated(plan: PlanReport) -> bool:
 def _moved(plan: PlanReport) -> str:
     """What the model counts for a plan, and how near that is to the least possible."""
     before, after = plan.bytes_before, plan.bytes_after
-    moved = f"moves {format_bytes(after)} between workers"
-    if plan.is_comparable:
+    if plan.counts_all:
+        moved = f"moves {format_bytes(after)} between workers"
+    else:
+        known = "an unknown number of bytes"
+        if plan.bytes_counted:
+            known = f"{format_bytes(plan.bytes_counted)}, and {known} more"
+        moved = f"moves {known} between workers"
+    if plan.is_comparable and plan.counts_all:
         # on their best workers, where Dask's scheduler would not place all tasks
         same = ", as with the input's chunks on these workers"
         moved = _instead("moves", before, after, " between workers", same=same)

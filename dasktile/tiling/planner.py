@@ -282,7 +282,8 @@ def _plan(
     moved = after.price.bytes
     nodes = after.tiled.program.nodes
     uncounted = tuple(index for index, node in enumerate(nodes) if reads_unknown_blocks(node))
-    proven = not uncounted and moved <= proof.bound and (proof.exact or not moved)
+    is_counted = not uncounted and not any(node.has_inner_tasks for node in nodes)
+    proven = is_counted and moved <= proof.bound and (proof.exact or not moved)
     placed = unchanged.placed and worth_placing(before, unchanged.settings.acceptance)
     kept = after is before and not placed
     price, origin = before.price, None

@@ -104,7 +104,7 @@ def test_peaks_are_those_of_the_real_sizes(name: str, four_workers: None) -> Non
     new = dasktile.optimize(array)
     for results, graph in ((told.results_before, array), (told.results_after, new)):
         assert results is not None
-        real = max(simulated([graph], 4)[1].results)
+        real = max(simulated([graph], 4, enabled=True)[1].results)
         assert abs(results - real) <= 0.2 * real
 
 
@@ -277,7 +277,10 @@ def test_small_results_of_one_operation_are_not_predicted_as_whole_blocks(
     explanation = dasktile.explain(result, workers=4)
     planned = dasktile.optimize(result, workers=4)
     moved, _ = traffic([planned], 4)
-    assert sum(moved.values()) == pytest.approx(explanation.bytes_predicted, rel=0.1)
+    assert sum(moved.values()) == pytest.approx(explanation.bytes_counted, rel=0.1)
+    # most results of the others have unknown sizes
+    is_known = explanation.bytes_predicted is not None
+    assert is_known is (name == "percentile")
     np.testing.assert_allclose(*dask.compute(planned, result, scheduler="sync"))
 
 

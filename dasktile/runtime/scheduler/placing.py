@@ -29,7 +29,7 @@ from dasktile.runtime.scheduler.windows import Windows
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.families import families_of_graph
 from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
-from dasktile.schedule.joining import worker_of_most
+from dasktile.schedule.joining import CUT_DATA, worker_of_most
 from dasktile.schedule.placement import MARK, primary, token
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ class Placing:
         """Place tasks whose layer names have no placement next to tasks that have one.
 
         A slice of a plan is placed on the worker of its tile, or of the large block of data that it
-        is cut from; a pick on that of its bundle; another task that reads only data of the graph on
+        is cut from; one that reads a large result in memory on its worker; a pick on that of its
+        bundle; another task that reads only data of the graph on
         that of its readers; and a task that is the only reader of its only input on that of this.
         Others that read several results are placed when these are in memory.
 
@@ -209,7 +210,12 @@ class Placing:
         for ts in between:
             if ts.key in homes:
                 continue
-            self._place_near(ts, ts.dependencies, homes, restrict, near)
+            worker = self._worker_of_data(ts.dependencies)
+            if worker is not None:
+                homes[ts.key] = worker
+                restrict(ts, worker)
+            else:
+                self._place_near(ts, ts.dependencies, homes, restrict, near)
         #: Tasks that read something of the plan, or what is made of that.
         behind: set[Any] = set()
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
@@ -269,6 +275,15 @@ class Placing:
         if best is not None:
             homes[ts.key] = best
             restrict(ts, best)
+
+    def _worker_of_data(self, reads: Iterable[TaskState]) -> str | None:
+        """The worker with most bytes of large results in memory that few tasks read, if any has."""
+        held: Counter[str] = Counter()
+        for read in reads:
+            size, readers = read.nbytes or 0, len(read.dependents)
+            if read.who_has and size >= CUT_DATA and readers <= self.settings.max_joined:
+                held[self._primary(read)] += size
+        return min(held, key=lambda each: (-held[each], self.homes.place(each)), default=None)
 
     def _home_by_plan(
         self,

@@ -16,12 +16,15 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
-from dasktile._compat.dask import Alias, getitem
+from dasktile._compat.dask import Alias, fused_tasks, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
-from dasktile.capture.references import Key
+from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.fold_table import REDUCTIONS
 from dasktile.capture.rules.trees import unwrap
 from dasktile.ir import Kind, Node
+
+#: The share of each piece of data that is read, by its key.
+Pieces = dict[Key, float]
 
 #: Pieces of data that one block may be made of (chosen: few, such as a partition and its index).
 MOST_READ = 8
@@ -42,8 +45,7 @@ class DataOfArray:
     ----------
     blocks
         For every block, in C order, the keys of the data that it is made of, and which share of
-        each it reads, roughly, over the largest share: slices are made where their data is.  Empty
-        if it is made of more than `MOST_READ` pieces.
+        each it reads, roughly.  Empty if it is made of more than `MOST_READ` pieces.
     makers
         For every block, the key of the task that makes it: another one where it is an alias.
     tasks
@@ -118,7 +120,7 @@ def _below(
     shapes: Sequence[Sequence[int]],
     tasks: Mapping[Key, Any],
     direct: Mapping[Key, Sequence[Key]],
-) -> list[dict[Key, float]]:
+) -> list[Pieces]:
     """For every block, the shares of data that it is made of; none if these are many pieces."""
     needs = {
         key: [read for read in task.dependencies if read in tasks and read != key]
@@ -126,24 +128,48 @@ def _below(
     }
     # data has about the shape of the blocks that are made of it
     shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    found: dict[Key, dict[Key, float] | None] = {}
+    found: dict[Key, Pieces | None] = {}
     for key in TopologicalSorter(needs).static_order():
-        below = [found[read] for read in needs[key]]
-        pieces = _joined([dict.fromkeys(direct.get(key, ()), 1.0), *below])
-        part = _part(tasks[key], shape)
-        found[key] = pieces and {each: share * part for each, share in pieces.items()}
-    return [_over_largest(found.get(block) or {}) for block in blocks]
+        own = dict.fromkeys(direct.get(key, ()))
+        read = {each: {each: 1.0} for each in own} | {each: found[each] for each in needs[key]}
+        found[key] = _pieces(tasks[key], read, shape)
+    return [found.get(block) or {} for block in blocks]
 
 
-def _over_largest(shares: Mapping[Key, float]) -> dict[Key, float]:
-    """Shares over the largest of them: a block of few elements is made where its data is, too."""
-    largest = max(shares.values(), default=0.0) or 1.0
-    return {key: share / largest for key, share in shares.items()}
+def _pieces(task: Any, read: Mapping[Key, Pieces | None], shape: Sequence[int]) -> Pieces | None:
+    """The shares of data that a task is made of; None if these are many pieces.
+
+    Parameters
+    ----------
+    task
+        The task, into which others may be fused.
+    read
+        The same of what it reads.
+    shape
+        Of the data, roughly.
+    """
+    if steps := fused_tasks(task):
+        _, last, names, *reads = task.args
+        inside = dict(read) | {
+            name: read.get(reference(each), {}) for name, each in zip(names, reads, strict=True)
+        }
+        ordered = TopologicalSorter(
+            {
+                key: [each for each in step.dependencies if each in steps]
+                for key, step in steps.items()
+            }
+        )
+        for key in ordered.static_order():
+            inside[key] = _pieces(steps[key], inside, shape)
+        return inside[last]
+    pieces = _joined([read.get(each, {}) for each in task.dependencies])
+    part = _part(task, shape)
+    return pieces and {each: share * part for each, share in pieces.items()}
 
 
-def _joined(parts: Iterable[Mapping[Key, float] | None]) -> dict[Key, float] | None:
+def _joined(parts: Iterable[Mapping[Key, float] | None]) -> Pieces | None:
     """Several pieces of data and the shares of them that are read; None if they are many."""
-    pieces: dict[Key, float] = {}
+    pieces: Pieces = {}
     for part in parts:
         if part is None:
             return None

@@ -148,7 +148,7 @@ def _near_data(
         if count < 2:
             continue
         size = node.nbytes / count
-        homes = _places(each.blocks, held, LEAST_SHARE * size)
+        homes = _places(list(map(_over_largest, each.blocks)), held, LEAST_SHARE * size)
         known = [home for home in homes if home is not None]
         if len(known) < count or not _is_even(known, places):
             continue
@@ -161,9 +161,15 @@ def _near_data(
         for (home, key), share in shares.items():
             nbytes, there = held.get(key, (0, {home}))
             if home not in there:
-                fetched += round(share * min(nbytes, size))
+                fetched += round(share * nbytes)
     program = Program(tuple(nodes), captured.program.outputs)
     return replace(captured, program=program, near=near, fetched=fetched)
+
+
+def _over_largest(shares: Mapping[Any, float]) -> dict[Any, float]:
+    """Shares over the largest of them: a block of few elements is made where its data is, too."""
+    largest = max(shares.values(), default=0.0) or 1.0
+    return {key: share / largest for key, share in shares.items()}
 
 
 def _places(

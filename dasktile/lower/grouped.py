@@ -108,5 +108,5 @@ def _final(options: Mapping[str, Any], result: KnownResult) -> KnownResult:
     # quantiles have an axis of their own
     added = tuple(axis.size for axis in agg.new_dims if not axis.is_scalar)
     [shape] = result.shapes
-    itemsize = np.dtype(agg.dtype["final"]).itemsize
-    return replace(result, shapes=((*added, *shape),), itemsize=float(itemsize))
+    dtype = np.dtype(agg.dtype["final"])
+    return replace(result, shapes=((*added, *shape),), itemsize=float(dtype.itemsize), dtype=dtype)

@@ -63,6 +63,10 @@ class ResultGraph:
     unique: Unique
 
 
+#: An argument that is None.
+_NONE = DataNode(None, None)
+
+
 def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
     """The result of a task of a graph, or within another task; None if its size is unknown.
 
@@ -95,7 +99,7 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
     arguments = []
     for argument in _flat(task.args):
         known = _known_argument(argument, graph)
-        if known is None and _is_task(argument):
+        if known is None and _is_task(argument) and not _is_none(argument, graph):
             return None
         arguments.append(known)
     given = Given(arguments, task.kwargs, _has_list(task))
@@ -124,7 +128,8 @@ def _last_result(task: Any, steps: Mapping[Key, Any], graph: ResultGraph) -> Kno
     given = dict(zip(names, arguments, strict=False))
 
     def known(key: Key) -> Any:
-        return data_of(given.get(key, steps.get(key, TaskRef(key))), graph.data)
+        argument = given.get(key, steps.get(key, TaskRef(key)))
+        return _NONE if _is_none(argument, graph) else data_of(argument, graph.data)
 
     @cache
     def result(key: Key) -> KnownResult | None:
@@ -134,6 +139,12 @@ def _last_result(task: Any, steps: Mapping[Key, Any], graph: ResultGraph) -> Kno
 
     inner = replace(graph, read=result, data=known)
     return result(last)
+
+
+def _is_none(argument: Any, graph: ResultGraph) -> bool:
+    """Whether an argument is None as data of the graph: `ResultGraph.data` tells None of others."""
+    value = graph.data(argument.key) if isinstance(argument, TaskRef) else argument
+    return isinstance(value, DataNode) and value.value is None
 
 
 def _is_task(argument: Any) -> bool:

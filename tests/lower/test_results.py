@@ -11,10 +11,12 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import DataNode, List, Task, TaskRef
+from dask.array.core import _vindex_slice_and_transpose
 from dask.utils import methodcaller
 from tlz import compose
 
+from dasktile._compat.dask import execute_subgraph
 from dasktile.lower.results import ResultGraph, array_result, known_result
 
 X, Y = TaskRef("x"), TaskRef("y")
@@ -65,6 +67,11 @@ CALLS: list[tuple[Callable[[], Task], bool]] = [
     (lambda: call(getitem, X, (slice(None), [3, 1, 1])), True),
     (lambda: call(getitem, X, ([1, 2], [3, 3])), False),
     (lambda: call(getitem, X, (slice(None), [True] * 4)), False),
+    (lambda: call(_vindex_slice_and_transpose, X, (np.array([3, 1, 3]), slice(None)), 0), True),
+    (lambda: call(_vindex_slice_and_transpose, X, ([3, 1], [0, 2]), 0), True),
+    (lambda: call(np.fft.fft, X, None, 0), True),
+    (lambda: call(np.fft.ifft, X, axis=-1), True),
+    (lambda: call(np.fft.fft, X, 9, 0), False),
     (lambda: call(np.eye, 5), True),
     (lambda: call(np.eye, 5, None, 1), True),
     (lambda: call(np.zeros, 7), True),
@@ -160,3 +167,16 @@ def test_steps_of_reductions(name: str, dtype: str) -> None:
             assert known[key].nbytes == pytest.approx(sum(counted), abs=16 * len(counted)), key
         else:
             assert dtype == "c16" or name == "cumsum" or name.startswith("nan")
+
+
+def test_data_of_the_graph_that_is_none() -> None:
+    """As the missing bound of a clip, which Dask makes data when it merges functions."""
+    bounds = DataNode("low", 1), DataNode("high", None)
+    names = {"x": X, "low": bounds[0], "high": bounds[1]}
+    steps = {"clip": call(np.clip, *map(TaskRef, names))}
+    fused = Task("made", execute_subgraph, steps, "clip", tuple(names), *names.values())
+    block = np.ones((6, 4))
+    for task in (fused, Task("all", execute_subgraph, {"in": fused}, "in", ("x",), X)):
+        assert result(task, x=block).shapes == (block.shape,)
+    # a result of which nothing is known is no None
+    assert result(call(np.clip, X, 1, TaskRef("other")), x=block) is None

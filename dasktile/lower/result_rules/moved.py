@@ -52,6 +52,20 @@ def _length(part: Any, size: int | None) -> int | None:
     return 1 if part is None or type(part) is int else None
 
 
+def _picked(given: Given) -> KnownResult | None:
+    """Elements of a block at points along several axes, in a first axis of their own."""
+    if given.array is None or given.is_listed or len(given.literals) != 2:
+        return None
+    [shape], (index, _) = given.array.shapes, given.literals
+    counts = {len(part) for part in index if not isinstance(part, slice)}
+    rest = [
+        len(range(*part.indices(size)))
+        for part, size in zip(index, shape, strict=True)
+        if isinstance(part, slice)
+    ]
+    return _shaped(given.array, (*counts, *rest)) if len(counts) == 1 else None
+
+
 def _shuffled(given: Given) -> KnownResult | None:
     """Elements of a block at positions, the second item of a literal."""
     if len(given.literals) != 1:
@@ -208,6 +222,7 @@ def _pair(given: Given) -> KnownResult | None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("_operator.getitem", "dask.getitem", "dasktile.getitem_any"), _sliced),
+    "dask._vindex_slice_and_transpose": _picked,
     "dask._getitem": _shuffled,
     "dask.concatenate_arrays": _sorted_again,
     "numpy.vstack": _stacked,

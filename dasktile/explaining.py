@@ -139,8 +139,13 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
 
 def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     """Whether bytes that workers receive are left out, as results have unknown sizes."""
-    nodes = chosen.planned.captured.program.nodes
-    if not explanation.uncounted and not any(node.has_inner_tasks for node in nodes):
+    captured = chosen.planned.captured
+    # of blocks that are made of data in memory, what is read of this is counted
+    is_inside = any(
+        node.has_inner_tasks and (captured.divided or not node.homes)
+        for node in captured.program.nodes
+    )
+    if not explanation.uncounted and not is_inside:
         return False
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
     return source is None or source.tasks.unsized_share > _FEW_UNSIZED

@@ -259,6 +259,12 @@ def placed(
     priorities = [0.0] * len(run)
     for priority, at in enumerate(order):
         priorities[at] = float(priority)
+    present = {
+        place[number[key]]: position
+        for key, position in there.items()
+        if key in number and number[key] in place and not reads[number[key]]
+    }
+    new = [at for at in order if at not in present]
     inputs_of = [list(inputs) for inputs in read_by]
     fused = [[keys[part] for part in chains[last]] for last in run]
     producers = {
@@ -277,13 +283,9 @@ def placed(
         aliases=aliases,
         parts={at for at, task in enumerate(memory) if task.is_part},
         shared=[task.shared for task in memory],
-        there={
-            place[number[key]]: position
-            for key, position in there.items()
-            if key in number and number[key] in place and not reads[number[key]]
-        },
+        there=present,
         joins=joins,
-        families=_families(order, inputs_of, data, fused, producers, threads) if threads else (),
+        families=_families(new, inputs_of, data, fused, producers, threads) if threads else (),
         keys=fused,
     )
 
@@ -301,7 +303,7 @@ def _families(
     Parameters
     ----------
     order
-        The tasks in the order of their priorities.
+        The tasks that are not in memory, in the order of their priorities.
     reads, data, fused
         As `PlacedTasks.reads`, `PlacedTasks.data` and `PlacedTasks.keys`.
     producers

@@ -30,7 +30,7 @@ from dasktile.capture import seen
 from dasktile.recent import recently_used
 from tests.agreement import EAGER
 from tests.graphs_alike import graph_difference
-from tests.test_decisions import arrays, cluster, machine, twice
+from tests.test_decisions import arrays, cluster, machine, salted, twice
 
 
 @contextmanager
@@ -461,6 +461,22 @@ def test_plans_of_filled_graphs_are_explained() -> None:
             y = dasktile.optimize(x.T @ x)
             texts.append(str(dasktile.explain(y)))
     assert texts[0] == texts[1]
+
+
+def test_arrays_of_one_value_that_are_created_in_other_chunks_have_templates() -> None:
+    # Dask names the chunk sizes in a layer by a token
+    with written() as graphs:
+        for salt in "ab":
+            with salted(salt):
+                x = da.ones((32_000, 100), chunks=(4000, 100))
+                y = x.T @ (1 / (1 + da.exp(-(x @ da.ones(100)))))
+            again = dasktile.optimize(y, workers=4)
+        assert len(graphs) == 1
+    with dask.config.set({"dasktile.reuse-plans": False}):
+        anew = dasktile.optimize(y, workers=4)
+    created = [layer for layer in graph_of(anew).layers.values() if getattr(layer, "io_deps", None)]
+    assert created
+    assert not differs(again, anew)
 
 
 def test_graphs_that_stay_as_they_are_are_not_planned_again() -> None:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from dasktile._compat.dask import Alias, List, Task, TaskRef
@@ -323,6 +324,10 @@ class _Writer(pickle.Pickler):
                 start -= 1
             keys = [argument.key for argument in args[start:]]
             return _task, (form, value.key, value.kwargs or None, start, *args[:start], *keys)
+        if isinstance(value, Blockwise):
+            # within a layer, Dask names chunk sizes by a token of them, which has no names in it
+            for name in value.io_deps:
+                self._literal.update(_TOKENS.findall(name))
         return NotImplemented
 
     def _is_kept(self, value: Any) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from dasktile.tiling.settings import SolverLimits
+from dasktile.tiling.solve import dominance
 from dasktile.tiling.solve.dominance import merged, pruned
 from dasktile.tiling.solve.eliminate import solve
 from dasktile.tiling.solve.milp import integer
@@ -126,3 +128,16 @@ def test_tables_that_several_variables_share_change_nothing(seed: int) -> None:
     for budget in (10**8, NARROW):
         solution = solve(problem, budget, prove=True)
         assert solution.cost == solution.bound == problem.cost(solution.states) == cheapest
+
+
+def test_variables_of_equal_tables_are_compared_once() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.random(5), rng.random(4)
+    table = rng.random((5, 4))
+    unary = [first, second] * 8
+    problem = Problem(unary, {(i, i + 1): table for i in range(0, len(unary), 2)})
+    with mock.patch.object(dominance, "_undominated", wraps=dominance._undominated) as compared:
+        several = pruned(problem)
+    alone = pruned(Problem(unary[:2], {(0, 1): table}))
+    assert compared.call_count < len(unary)
+    assert [left.tolist() for left in several.left] == [left.tolist() for left in alone.left] * 8

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -109,8 +110,8 @@ def _kinds(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     if not table.size:
         return np.zeros(len(table), dtype=np.int64)
     rows = np.ascontiguousarray(table).view(f"V{table.itemsize * table.shape[1]}").ravel().tolist()
-    numbers: dict[bytes, int] = {}
-    return np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
+    numbers = dict(zip(dict.fromkeys(rows), itertools.count(), strict=False))
+    return np.fromiter(map(numbers.__getitem__, rows), dtype=np.int64, count=len(rows))
 
 
 def _first(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -131,42 +132,143 @@ def pruned(problem: Problem) -> Pruned:
     neighbours (dead-end elimination, Desmet et al. 1992; Goldstein's criterion).  Of several states
     with equal costs the first remains.  At least one minimum of the original remains.
     """
-    left = [np.arange(len(costs)) for costs in problem.unary]
-    around: list[list[tuple[int, Table]]] = [[] for _ in problem.unary]
+    around: list[list[_Side]] = [[] for _ in problem.unary]
     for (i, j), table in problem.pairwise.items():
-        around[i].append((j, table))
-        around[j].append((i, table.T))
+        around[i].append(_Side(j, table, False))
+        around[j].append(_Side(i, table, True))
+    states = _States()
+    left = [states.every(len(costs)) for costs in problem.unary]
     waiting = dict.fromkeys(range(len(left)))
     while waiting:
         variable = next(iter(waiting))
         del waiting[variable]
-        stays = _undominated(problem.unary[variable], around[variable], left, left[variable])
+        stays = states.undominated(problem.unary[variable], around[variable], left, left[variable])
         if len(stays) < len(left[variable]):
             left[variable] = stays
-            waiting.update(dict.fromkeys(sorted(other for other, _ in around[variable])))
+            waiting.update(dict.fromkeys(sorted(side.other for side in around[variable])))
     return _restricted(problem, left)
 
 
-def _undominated(
-    unary: Table,
-    around: Sequence[tuple[int, Table]],
-    left: Sequence[npt.NDArray[np.int64]],
-    states: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    """The states of one variable that no other state dominates."""
-    if len(states) < 2:
-        return states
-    costs = [table[np.ix_(states, left[other])] for other, table in around]
-    different = _first(np.concatenate([unary[states, None], *costs], axis=1))
-    tables = [table[different] for table in costs]
-    states = states[different]
-    own, count = unary[states], len(states)
-    first, second = _possible(own, tables)
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A table of two variables, seen from one of them.
+
+    Parameters
+    ----------
+    other
+        The other variable.
+    table
+        The table.
+    turned
+        Whether the columns, and not the rows, are the states of this variable.
+    """
+
+    other: int
+    table: Table
+    turned: bool
+
+    def costs(self, states: npt.NDArray[np.int64], others: npt.NDArray[np.int64]) -> Table:
+        """The costs of some states of this variable, for some of the other one."""
+        return (self.table.T if self.turned else self.table)[np.ix_(states, others)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The costs of the states of a variable for those of a neighbour.
+
+    Parameters
+    ----------
+    costs
+        One row for each state.
+    kinds
+        For every row, a number that equal rows share.
+    different
+        The different rows, in the order of their numbers, and of equal columns one.
+    """
+
+    costs: Table
+    kinds: npt.NDArray[np.int64]
+    different: Table
+
+    @classmethod
+    def of(cls, costs: Table) -> _Rows:
+        """The rows of a table."""
+        kinds = _kinds(costs)
+        different = costs[_first_of_kinds(kinds)]
+        return cls(costs, kinds, different[:, _first(different.T)])
+
+    def most_more(
+        self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """The most that an entry of one row exceeds that of another, for pairs of rows."""
+        different, kinds = self.different, self.kinds
+        pairs = kinds[first] * len(different) + kinds[second]
+        # many rows are equal: each pair of different rows is compared once
+        met = np.zeros(len(different) ** 2, dtype=bool)
+        met[pairs] = True
+        some, others = np.divmod(np.flatnonzero(met), len(different))
+        step = max(1, _BLOCK // max(1, different.shape[1]))
+        parts = [slice(start, start + step) for start in range(0, len(some), step)]
+        most = np.zeros(len(met))
+        most[met] = np.concatenate(
+            [(different[some[part]] - different[others[part]]).max(axis=1) for part in parts]
+        )
+        more: npt.NDArray[np.float64] = most[pairs]
+        return more
+
+
+class _States:
+    """Sets of states, and what was found for them: variables with the same tables have the same.
+
+    Equal sets are one object, so that what was found is looked up by their identities.
+    """
+
+    def __init__(self) -> None:
+        self._sets: dict[bytes, npt.NDArray[np.int64]] = {}
+        self._rows: dict[Hashable, _Rows] = {}
+        self._found: dict[Hashable, npt.NDArray[np.int64]] = {}
+
+    def every(self, count: int) -> npt.NDArray[np.int64]:
+        """All states of a variable that has a number of them."""
+        return self._set(np.arange(count))
+
+    def _set(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self._sets.setdefault(states.tobytes(), states)
+
+    def undominated(
+        self,
+        unary: Table,
+        around: Sequence[_Side],
+        left: Sequence[npt.NDArray[np.int64]],
+        states: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """The states of one variable that no other state dominates."""
+        if len(states) < 2:
+            return states
+        sides = [(id(side.table), side.turned, id(left[side.other])) for side in around]
+        key = (id(unary), id(states), *sides)
+        if key not in self._found:
+            rows = []
+            for side, read in zip(around, sides, strict=True):
+                place = (id(states), read)
+                if place not in self._rows:
+                    self._rows[place] = _Rows.of(side.costs(states, left[side.other]))
+                rows.append(self._rows[place])
+            self._found[key] = self._set(states[_undominated(unary[states], rows)])
+        return self._found[key]
+
+
+def _undominated(own: Table, rows: Sequence[_Rows]) -> npt.NDArray[np.int64]:
+    """The states of one variable that no other state dominates, of its own costs and of others."""
+    kinds = [_kinds(own[:, None]), *(each.kinds for each in rows)]
+    different = _first(np.stack(kinds, axis=1))
+    own, count = own[different], len(different)
+    first, second = _possible(own, [each.costs[different] for each in rows])
     # the most that the first costs more than the second, over all states of the neighbours
     with np.errstate(invalid="ignore"):
         most = own[first] - own[second]
-        for table in tables:
-            most = most + _most_more(table, first, second)
+        for each in rows:
+            most = most + each.most_more(different[first], different[second])
     worse = np.full((count, count), np.inf)
     # both forbidden: neither dominates the other
     worse[first, second] = np.nan_to_num(most, nan=np.inf, posinf=np.inf, neginf=-np.inf)
@@ -176,30 +278,7 @@ def _undominated(
     alike = better & better.T
     better &= ~alike | (np.arange(count)[:, None] < np.arange(count)[None, :])
     stays = ~better.any(axis=0)
-    return states[stays]
-
-
-def _most_more(
-    table: Table, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """The most that an entry of one row exceeds that of another, for pairs of rows."""
-    kinds = _kinds(table)
-    different = table[_first_of_kinds(kinds)]
-    # so are many columns
-    different = different[:, _first(different.T)]
-    pairs = kinds[first] * len(different) + kinds[second]
-    # many rows are equal: each pair of different rows is compared once
-    met = np.zeros(len(different) ** 2, dtype=bool)
-    met[pairs] = True
-    some, others = np.divmod(np.flatnonzero(met), len(different))
-    step = max(1, _BLOCK // max(1, different.shape[1]))
-    parts = [slice(start, start + step) for start in range(0, len(some), step)]
-    most = np.zeros(len(met))
-    most[met] = np.concatenate(
-        [(different[some[part]] - different[others[part]]).max(axis=1) for part in parts]
-    )
-    more: npt.NDArray[np.float64] = most[pairs]
-    return more
+    return different[stays]
 
 
 def _possible(

@@ -145,7 +145,9 @@ def _eliminated(
 
     def file(factor: _Factor) -> None:
         nonlocal constant
-        if factor.scope:
+        if len(factor.scope) == 1:
+            buckets[factor.scope[0]].append(factor)
+        elif factor.scope:
             buckets[min(factor.scope, key=position.__getitem__)].append(factor)
         else:
             constant += float(factor.table)
@@ -231,8 +233,12 @@ def _partition(
     factors: Sequence[_Factor], counts: Sequence[int], budget: int
 ) -> list[list[_Factor]]:
     """Group a bucket's factors so that no joined table exceeds the budget."""
+    ordered = sorted(factors, key=lambda factor: (-len(factor.scope), factor.scope))
+    every = set().union(*[factor.scope for factor in ordered])
+    if math.prod([counts[variable] for variable in every]) <= budget:
+        return [ordered]
     groups: list[tuple[set[int], list[_Factor]]] = []
-    for factor in sorted(factors, key=lambda factor: (-len(factor.scope), factor.scope)):
+    for factor in ordered:
         for scope, members in groups:
             union = scope | set(factor.scope)
             if union == scope or math.prod(counts[variable] for variable in union) <= budget:
@@ -258,6 +264,8 @@ def _minimised(
 
     The sum is never in memory as a whole if it is large: that would take longer than to add it.
     """
+    if len(rest) == 1 and counts[variable] * counts[rest[0]] <= _BLOCK:
+        return _minimised_row(factors, variable)
     # the longest axis last: inner loops over a short one take several times as long
     inner = sorted(rest, key=counts.__getitem__)
     shape = tuple(counts[other] for other in inner)
@@ -275,6 +283,16 @@ def _minimised(
         least = smallest if least is None else np.minimum(least, smallest, out=least)
     assert least is not None
     return least.transpose([inner.index(other) for other in rest])
+
+
+def _minimised_row(factors: Sequence[_Factor], variable: int) -> Table:
+    """The same for one other variable, as in trees: quicker, with the sums in the same order."""
+    total: Table = np.zeros(())
+    for factor in factors:
+        # the states of the variable along the last axis
+        total = total + (factor.table if factor.scope[-1] == variable else factor.table.T)
+    least: Table = np.minimum.reduce(total, axis=1)
+    return least
 
 
 def _turned(factor: _Factor, variable: int, rest: Sequence[int]) -> Table:

@@ -14,7 +14,6 @@ from hashlib import blake2b
 from typing import Any
 
 import dask.config
-from dask.core import flatten
 
 from dasktile import config
 from dasktile._compat.flox import flox_names
@@ -23,6 +22,7 @@ from dasktile.capture.columns import keys_column
 from dasktile.capture.culling import Needed
 from dasktile.capture.extend import extend
 from dasktile.capture.literals import Names
+from dasktile.capture.references import flat
 from dasktile.capture.rules.sources import InMemory
 from dasktile.capture.structure import Structured, structured
 from dasktile.ir import Program
@@ -201,7 +201,7 @@ def _arrays(request: Request, names: Names) -> Any:
         ]
         for group in request.groups
     ]
-    keys = keys_column(names, list(flatten([request.keys])))
+    keys = keys_column(names, flat(request.keys))
     return arrays, groups, keys, [names.number(name) for name in request.above]
 
 

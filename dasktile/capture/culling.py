@@ -17,13 +17,20 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from dask.blockwise import Blockwise, optimize_blockwise
-from dask.core import flatten, keys_in_tasks
+from dask.core import keys_in_tasks
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode, TaskRef
 from dasktile.capture.base import Captured, GraphView
 from dasktile.capture.overlaps import overlap_of
-from dasktile.capture.references import block_keys, heads_of, is_block, keys_by_head, tasks_of
+from dasktile.capture.references import (
+    block_keys,
+    flat,
+    heads_of,
+    is_block,
+    keys_by_head,
+    tasks_of,
+)
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -58,11 +65,10 @@ def needed_blocks(
     layers
         Layers whose reads are followed; by default all.  Reads of other layers are ignored.
     """
-    needed = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
-    _mark(needed, flatten([keys]))
-    for _, _, inputs in needed_tasks(graph, keys, layers):
-        _mark(needed, inputs)
-    return needed
+    pending = _Pending(flat(keys))
+    for _ in _needed(graph, pending, layers):
+        pass
+    return {name: pending.blocks(name, counts) for name, counts in numblocks.items()}
 
 
 class Counted:
@@ -157,7 +163,7 @@ def least_run_of(graph: HighLevelGraph, names: Iterable[str], keys: Any) -> Coun
 
 def _count_wanted(keys: Any) -> int:
     """The number of wanted keys; each has a task that runs."""
-    return len(set(flatten([keys])))
+    return len(set(flat(keys)))
 
 
 def needed_reads(
@@ -174,11 +180,12 @@ def needed_reads(
     layers
         Layers whose reads are followed; by default all.
     """
-    pending, existing = _Pending(flatten([keys])), _Existing(graph)
+    pending, existing = _Pending(flat(keys)), _Existing(graph)
     for name, layer in _readers_first(graph, layers):
-        reads = _reads(name, layer, pending.of(name, layer), existing)
+        own_heads = _heads(name, layer)
+        reads = _reads(name, layer, pending.of(own_heads), existing)
         inputs = set[Any]().union(*reads.values())
-        pending.replace(reads.keys(), inputs)
+        pending.replace(own_heads, reads.keys(), inputs)
         yield name, reads, inputs
 
 
@@ -195,16 +202,24 @@ def needed_tasks(
     graph, keys, layers
         As for `needed_reads`.
     """
-    pending, existing = _Pending(flatten([keys])), _Existing(graph)
+    return _needed(graph, _Pending(flat(keys)), layers)
+
+
+def _needed(
+    graph: HighLevelGraph, pending: _Pending, layers: Collection[str] | None
+) -> Iterator[tuple[str, Set[Any], Set[Any]]]:
+    """As `needed_tasks`, of the keys that are pending."""
+    existing = _Existing(graph)
     for name, layer in _readers_first(graph, layers):
-        own = pending.of(name, layer)
+        own_heads = _heads(name, layer)
+        own = pending.of(own_heads)
         inputs = _whole_inputs(layer, own) if isinstance(layer, Blockwise) else None
         if inputs is not None:
             tasks: Set[Any] = set(own)
         else:
             reads = _reads(name, layer, own, existing)
             tasks, inputs = reads.keys(), set[Any]().union(*reads.values())
-        pending.replace(tasks, inputs)
+        pending.replace(own_heads, tasks, inputs)
         yield name, tasks, inputs
 
 
@@ -243,28 +258,52 @@ def _whole_inputs(layer: Blockwise, keys: Collection[Any]) -> set[Any] | None:
     return inputs
 
 
+def _heads(name: str, layer: Layer) -> Iterable[Any]:
+    """The heads of the keys of a layer."""
+    return (layer.output,) if isinstance(layer, Blockwise) else heads_of(name, layer)
+
+
 class _Pending:
-    """Keys whose tasks have not been followed yet, by their heads."""
+    """Keys that are needed, by their heads, and those of them whose tasks were not followed yet."""
 
     def __init__(self, keys: Iterable[Any]) -> None:
         self._by_head: defaultdict[Any, set[Any]] = defaultdict(set)
-        self.add(keys)
+        self._followed: defaultdict[Any, set[Any]] = defaultdict(set)
+        self._add(keys)
 
-    def add(self, keys: Iterable[Any]) -> None:
+    def _add(self, keys: Iterable[Any]) -> None:
         for head, same in keys_by_head(keys).items():
             self._by_head[head].update(same)
 
-    def replace(self, keys: Iterable[Any], inputs: Iterable[Any]) -> None:
-        """Put what some keys read in their place."""
-        self.add(inputs)
-        for head, same in keys_by_head(keys).items():
-            self._by_head[head].difference_update(same)
+    def replace(self, own_heads: Iterable[Any], keys: Set[Any], inputs: Set[Any]) -> None:
+        """Put what some keys read in their place; they have these heads."""
+        self._add(inputs)
+        for head in own_heads:
+            self._followed[head].update(keys)
 
-    def of(self, name: str, layer: Layer) -> list[Any]:
-        """The keys that a layer may have: those with the heads of its keys."""
-        if isinstance(layer, Blockwise):
-            return list(self._by_head.get(layer.output, ()))
-        return [key for head in heads_of(name, layer) for key in self._by_head.get(head, ())]
+    def of(self, own_heads: Iterable[Any]) -> list[Any]:
+        """The keys with these heads that were not followed yet."""
+        return [
+            key
+            for head in own_heads
+            if head in self._by_head
+            for key in self._by_head[head] - self._followed[head]
+        ]
+
+    def blocks(self, name: str, counts: tuple[int, ...]) -> Needed:
+        """The blocks of an array that are among the keys; other keys may have the same head."""
+        keys = self._by_head.get(name, set())
+        if len(keys) == math.prod(counts) and keys == block_keys(name, counts):
+            return np.ones(counts, np.bool_)
+        blocks = np.zeros(counts, np.bool_)
+        places = [key[1:] for key in keys if is_block(key, name, counts)]
+        for at, place in enumerate(places):
+            if not _PLAIN.issuperset(map(type, place)):
+                places[at] = tuple(int(getattr(number, "real", number)) for number in place)
+        if places:
+            # at once, as there may be very many
+            blocks[tuple(np.array(places, np.intp).T)] = True
+        return blocks
 
 
 class _Existing:
@@ -311,21 +350,6 @@ def _reads(
     if len(reads) < len(tasks):
         return {key: reads[key] for key in tasks if key in reads}
     return reads
-
-
-def _mark(needed: Mapping[str, Needed], keys: Iterable[Any]) -> None:
-    """Mark the blocks that are among the keys; other keys of a layer have the same head."""
-    for name, same in keys_by_head(keys).items():
-        blocks = needed.get(name)
-        if blocks is None:
-            continue
-        places = [key[1:] for key in same if is_block(key, name, blocks.shape)]
-        for at, place in enumerate(places):
-            if not _PLAIN.issuperset(map(type, place)):
-                places[at] = tuple(int(getattr(number, "real", number)) for number in place)
-        if places:
-            # at once, as there may be very many
-            blocks[tuple(np.array(places, np.intp).T)] = True
 
 
 def has_effects(captured: Captured) -> list[bool]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from operator import itemgetter
 from typing import Any
 
@@ -87,6 +87,18 @@ def heads(keys: Iterable[Key]) -> list[Any]:
     except IndexError:  # an empty tuple
         pass
     return list(map(head_of, keys))
+
+
+def flat(keys: Any) -> list[Key]:
+    """Keys that are nested in lists, in their order.
+
+    Dask's own function has a generator for every list, and an array one list for every key.
+    """
+    level = [keys]
+    while any(isinstance(item, list) for item in level):
+        lists = (item if isinstance(item, list) else (item,) for item in level)
+        level = list(chain.from_iterable(lists))
+    return level
 
 
 def keys_by_head(keys: Iterable[Key]) -> dict[Any, list[Key]]:

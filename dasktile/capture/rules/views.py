@@ -275,7 +275,9 @@ def _evenly(index: Positions) -> Positions:
     if isinstance(index, range) or not len(index):
         return index
     start, stop = int(index[0]), int(index[-1])
-    step = int(index[1]) - start if len(index) > 1 else 1
+    if len(index) == 1:
+        return range(start, start + 1)
+    step = int(index[1]) - start
     if not step or (stop - start) != step * (len(index) - 1) or (np.diff(index) != step).any():
         return index
     return range(start, stop + (1 if step > 0 else -1), step)

@@ -9,16 +9,19 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dasktile.capture import user_kernels as registry
 from dasktile.capture.base import ArrayInfo, GraphView, NotRecognised, Operation, Rechunked
 from dasktile.capture.highlevel import capture
+from dasktile.capture.rules import slabs
+from dasktile.capture.rules.provenance import Trace
 from dasktile.capture.rules.reshapes import Reshape, groups
 from dasktile.capture.rules.stencils import Stencil
 from dasktile.capture.rules.views import RECOGNISERS, Concatenate, Gather, Take
@@ -668,3 +671,34 @@ def test_blocks_that_are_transposed_in_place_are_no_transpose_of_the_array():
     in_place = da.blockwise(np.transpose, "ij", x, "ij", dtype=x.dtype)
     assert recognise(x.T) is not None
     assert recognise(in_place) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: x[:, None], lambda x: x[None, :, None], lambda x: x[:, None][:, 0]],
+    ids=["new axis", "new axes", "only element"],
+)
+def test_the_same_index_of_many_blocks_is_read_off_once(make: Callable[[Any], Any]) -> None:
+    array = make(da.ones(100, chunks=1))
+    with mock.patch.object(Trace, "block", side_effect=AssertionError):
+        operation = recognise(array)
+    with mock.patch.object(slabs, "_indexed", return_value=None):
+        traced = recognise(array)
+    assert isinstance(operation, Operation) and operation == traced
+
+
+def test_other_blocks_at_the_same_index_are_traced() -> None:
+    x = da.ones(4, chunks=1)
+    y = x[:, None]
+    tasks = dict(y.dask.layers[y.name])
+    keys = list(tasks)
+    swapped = {
+        key: tasks[other].substitute({}, key) for key, other in zip(keys, keys[::-1], strict=True)
+    }
+    layer = MaterializedLayer(swapped)
+    layer.collection_annotations = y.dask.layers[y.name].collection_annotations
+    graph = HighLevelGraph({**y.dask.layers, y.name: layer}, y.dask.dependencies)
+    operation = recognise_layer(GraphView(graph), y.name)
+    assert isinstance(operation, Operation)
+    [edge] = operation.inputs
+    assert edge.axes[0].step == -1

@@ -383,3 +383,8 @@ def move_of(function: Any) -> Callable[..., Any] | None:
 def is_transposition(function: Any) -> bool:
     """Whether a function transposes a block, whatever its shape."""
     return move_of(function) in (_transpose, _swapaxes)
+
+
+def is_item(function: Any) -> bool:
+    """Whether a function takes the elements of a block that an index stands for."""
+    return move_of(function) is _getitem

@@ -8,7 +8,6 @@ Other positions along one axis are a take.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -31,18 +30,15 @@ from dasktile.capture.base import (
 from dasktile.capture.rules.positions import (
     NotTraceable,
     Positions,
-    TracedBlock,
     UnknownFunction,
-    is_transposition,
-    joined,
     move_of,
-    same_positions,
 )
 from dasktile.capture.rules.provenance import Trace
 from dasktile.capture.rules.reshapes import coarsen, repeat, reshape
+from dasktile.capture.rules.slabs import Slab, slabs_of
 from dasktile.capture.rules.stencils import sliding, stencil
 from dasktile.capture.settings import SETTINGS
-from dasktile.ir import AxisMap, Kind, Label, Picks, Role, bounds
+from dasktile.ir import AxisMap, Kind, Label, Picks, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +124,7 @@ def moves(view: GraphView, name: str) -> Operation | Rechunked | NotRecognised |
         return None
     try:
         trace = Trace(view, name)
-        whole = _turned(view, trace, layer, info)
-        slabs, axis = _slabs(view, trace, info) if whole is None else ([whole], 0)
-        return _view_operation(view, info, slabs, axis)
+        return _view_operation(view, info, *slabs_of(view, trace, info))
     except UnknownFunction:
         return None
     except NotTraceable as error:
@@ -160,134 +154,11 @@ def _may_only_move(layer: Layer) -> bool:
     return False
 
 
-# --- from blocks to the whole array ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Slab:
-    """A part of the output, whole along all axes but one, whose elements are of one array.
-
-    `runs` are the positions along every output axis and `sources` the input axes.  `lo` and
-    `hi` are the bounds along the one axis, in elements.
-    """
-
-    name: str
-    sources: tuple[int | None, ...]
-    fixed: tuple[tuple[int, int], ...]
-    runs: tuple[list[Positions], ...]
-    lo: int
-    hi: int
-
-
-def _signature(block: TracedBlock) -> tuple[Any, ...]:
-    return block.name, tuple([axis.source for axis in block.axes]), block.fixed
-
-
-def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab], int]:
-    """The output as consecutive slabs along an axis, and that axis."""
-    blocks: dict[tuple[int, ...], TracedBlock] = {}
-    places = itertools.product(*map(range, info.numblocks))
-    for place, expected in zip(places, itertools.product(*info.chunks), strict=True):
-        block = trace.block((info.name, *place))
-        if not isinstance(block, TracedBlock) or block.shape != expected:
-            raise NotTraceable("a block whose shape is not that of its chunk")
-        blocks[place] = block
-    for source in {block.name for block in blocks.values()}:
-        origin = view.array(source)
-        if origin is None or origin.dtype != info.dtype or not all(map(all, origin.chunks)):
-            raise NotTraceable("an input of another dtype, or with empty chunks")
-
-    first = {place: _signature(block) for place, block in blocks.items()}
-    one = next(iter(first.values()))
-    # blocks of one array, as in most layers, need no look at each axis
-    varying = [
-        axis
-        for axis in range(len(info.shape) if any(each != one for each in first.values()) else 0)
-        if any(
-            first[place] != first[(*place[:axis], 0, *place[axis + 1 :])]
-            for place in blocks
-            if place[axis]
-        )
-    ]
-    if len(varying) > 1:
-        raise NotTraceable("several arrays, arranged along several axes")
-    axis = varying[0] if varying else 0
-    starts = [0]
-    if varying:
-        line = [
-            first[tuple(i if k == axis else 0 for k in range(len(info.shape)))]
-            for i in range(info.numblocks[axis])
-        ]
-        starts += [i for i in range(1, len(line)) if line[i] != line[i - 1]]
-    edges = bounds(info.chunks[axis]) if info.shape else (0, 1)
-    stops = [*starts[1:], len(edges) - 1]
-    groups: list[list[tuple[tuple[int, ...], TracedBlock]]] = [[] for _ in starts]
-    slab_of = [n for n, (a, b) in enumerate(zip(starts, stops, strict=True)) for _ in range(b - a)]
-    for place, block in blocks.items():
-        groups[slab_of[place[axis]] if varying else 0].append((place, block))
-    return [
-        _slab(group, len(info.shape), edges[start], edges[stop])
-        for group, start, stop in zip(groups, starts, stops, strict=True)
-    ], axis
-
-
-def _turned(view: GraphView, trace: Trace, layer: Layer, info: ArrayInfo) -> _Slab | None:
-    """A layer that transposes each block, from its first block; None for other layers."""
-    if not isinstance(layer, Blockwise) or not info.shape:
-        return None
-    if not is_transposition(getattr(layer.task, "func", None)):
-        return None
-    arrays = [(source, labels) for source, labels in layer.indices if labels is not None]
-    block = trace.block((info.name, *(0,) * len(info.shape)))
-    if len(arrays) != 1 or not isinstance(block, TracedBlock) or block.fixed:
-        return None
-    source, labels = arrays[0]
-    origin = view.array(source) if isinstance(source, str) else None
-    axes = tuple(axis.source for axis in block.axes)
-    if origin is None or origin.dtype != info.dtype or block.name != source:
-        return None
-    order = tuple(axis for axis in axes if axis is not None)
-    if sorted(order) != list(range(len(labels))) or len(order) != len(axes):
-        return None
-    read = tuple(labels[axis] for axis in order)
-    if read != tuple(layer.output_indices) or len(set(read)) < len(read):
-        return None
-    if info.chunks != tuple(origin.chunks[axis] for axis in order):
-        return None
-    runs: tuple[list[Positions], ...] = tuple([range(size)] for size in info.shape)
-    return _Slab(block.name, axes, (), runs, 0, info.shape[0])
-
-
-def _slab(group: list[tuple[tuple[int, ...], TracedBlock]], ndim: int, lo: int, hi: int) -> _Slab:
-    name, sources, fixed = _signature(group[0][1])
-    along: list[dict[int, Positions]] = [{} for _ in range(ndim)]
-    for place, block in group:
-        for by_block, number, part in zip(along, place, block.axes, strict=True):
-            known = by_block.setdefault(number, part.positions)
-            if known is not part.positions and not same_positions(known, part.positions):
-                raise NotTraceable("positions along one axis depend on another axis")
-    runs = tuple(joined(_evenly(by_block[i]) for i in sorted(by_block)) for by_block in along)
-    return _Slab(name, sources, fixed, runs, lo, hi)
-
-
-def _evenly(index: Positions) -> Positions:
-    """Positions as a range if they have a constant step."""
-    if isinstance(index, range) or not len(index):
-        return index
-    start, stop = int(index[0]), int(index[-1])
-    if len(index) == 1:
-        return range(start, start + 1)
-    step = int(index[1]) - start
-    if not step or (stop - start) != step * (len(index) - 1) or (np.diff(index) != step).any():
-        return index
-    return range(start, stop + (1 if step > 0 else -1), step)
-
-
 # --- from the whole array to a node ----------------------------------------------------
 
 
 def _view_operation(
-    view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: int
+    view: GraphView, info: ArrayInfo, slabs: Sequence[Slab], axis: int
 ) -> Operation | Rechunked:
     uneven = [
         [
@@ -330,7 +201,7 @@ def _irregular(runs: Iterable[Positions]) -> bool:
     return any(not isinstance(run, range) for run in runs)
 
 
-def _stretches(slab: _Slab, axis: int) -> list[_Slab]:
+def _stretches(slab: Slab, axis: int) -> list[Slab]:
     """A slab, cut along one axis into stretches of positions with a constant step."""
     if not slab.runs or slab.sources[axis] is None or len(slab.runs[axis]) == 1:
         if slab.runs and slab.sources[axis] is not None and _irregular(slab.runs[axis]):
@@ -341,12 +212,12 @@ def _stretches(slab: _Slab, axis: int) -> list[_Slab]:
     stretches, start = [], slab.lo
     for run in slab.runs[axis]:
         runs = (*slab.runs[:axis], [run], *slab.runs[axis + 1 :])
-        stretches.append(_Slab(slab.name, slab.sources, slab.fixed, runs, start, start + len(run)))
+        stretches.append(Slab(slab.name, slab.sources, slab.fixed, runs, start, start + len(run)))
         start += len(run)
     return stretches
 
 
-def _is_identity(view: GraphView, info: ArrayInfo, slab: _Slab) -> bool:
+def _is_identity(view: GraphView, info: ArrayInfo, slab: Slab) -> bool:
     source = view.array(slab.name)
     return (
         source is not None
@@ -375,7 +246,7 @@ class _Builder:
                 self.labels.append(Label(size, Role.FREE, cuts))
         self._point: int | None = None
 
-    def input(self, slab: _Slab, axis: int, special: Mapping[int, AxisMap] | None = None) -> Input:
+    def input(self, slab: Slab, axis: int, special: Mapping[int, AxisMap] | None = None) -> Input:
         """The input of a slab at ``[lo, hi)`` of output axis `axis`."""
         source = self.view.array(slab.name)
         assert source is not None
@@ -399,7 +270,7 @@ class _Builder:
                 maps.append(AxisMap(self.out[shown[number]].label, start, step))
         return Input(slab.name, tuple(maps))
 
-    def bounded(self, read: Input, slab: _Slab, axis: int) -> Input:
+    def bounded(self, read: Input, slab: Slab, axis: int) -> Input:
         """The input of one of several slabs, with the range of iterations that read it.
 
         The range is omitted where the ends of the array imply it: an operand of a
@@ -432,14 +303,14 @@ class _Builder:
         )
 
 
-def _take(view: GraphView, info: ArrayInfo, slab: _Slab, number: int) -> Operation:
+def _take(view: GraphView, info: ArrayInfo, slab: Slab, number: int) -> Operation:
     axis, source = slab.sources[number], view.array(slab.name)
     assert axis is not None and source is not None
     index = np.concatenate([np.asarray(run, dtype=np.int64) for run in slab.runs[number]])
     builder = _Builder(view, info, {number})
     special = {axis: _cover(builder, number, index, source.shape[axis])}
     runs = tuple([run[0]] if run else run for run in slab.runs)
-    plain = _Slab(slab.name, slab.sources, slab.fixed, runs, 0, 0)
+    plain = Slab(slab.name, slab.sources, slab.fixed, runs, 0, 0)
     inputs = [
         replace(builder.input(plain, -1, special), picks=_picks(builder, axis, number, index))
     ]

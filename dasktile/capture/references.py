@@ -23,6 +23,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, fused_tasks
+from dasktile.capture.blockwise_tasks import blockwise_tasks
 from dasktile.capture.overlaps import overlap_of
 
 Key = Any
@@ -115,7 +116,9 @@ def keys_by_head(keys: Iterable[Key]) -> dict[Any, list[Key]]:
 
 def tasks_of(layer: Layer) -> Mapping[Key, Any]:
     """The tasks of a layer in a dict: a look-up in a layer itself calls functions of it."""
-    return layer.mapping if isinstance(layer, MaterializedLayer) else dict(layer)
+    if isinstance(layer, MaterializedLayer):
+        return layer.mapping
+    return blockwise_tasks(layer) if type(layer) is Blockwise else dict(layer)
 
 
 def with_head(key: Key, head: Any) -> Key:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from dasktile.tiling.settings import SolverLimits
-from dasktile.tiling.solve import dominance
+from dasktile.tiling.solve import dominance, eliminate
 from dasktile.tiling.solve.dominance import merged, pruned
 from dasktile.tiling.solve.eliminate import solve
 from dasktile.tiling.solve.milp import integer
@@ -141,3 +143,37 @@ def test_variables_of_equal_tables_are_compared_once() -> None:
     alone = pruned(Problem(unary[:2], {(0, 1): table}))
     assert compared.call_count < len(unary)
     assert [left.tolist() for left in several.left] == [left.tolist() for left in alone.left] * 8
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_are_equal_in_all_tables_that_are_added_are_added_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    several = dense(seed, count=6, forbidden=0.1)
+    # of each table, other states are equal, so that states that differ in all are few
+    rows = {pair: rng.integers(0, 2, 12) for pair in several.pairwise}
+    columns = {pair: rng.integers(0, 2, 12) for pair in several.pairwise}
+    problem = Problem(
+        [rng.integers(0, 2, 12).astype(float) for _ in several.unary],
+        {
+            pair: table[np.ix_(rows[pair], columns[pair])] / 7
+            for pair, table in several.pairwise.items()
+        },
+    )
+    minimised = eliminate._minimised
+    sizes: list[int] = []
+
+    def noted(factors: Any, variable: int, rest: Any, counts: Any) -> Any:
+        sizes.append(math.prod(counts[other] for other in (variable, *rest)))
+        return minimised(factors, variable, rest, counts)
+
+    monkeypatch.setattr(eliminate, "_minimised", noted)
+    solutions, added = [], []
+    for least_size in (0, 10**9):
+        monkeypatch.setattr(eliminate, "_LARGE", least_size)
+        sizes.clear()
+        solutions.append([solve(problem, 10**6), solve(problem, 2000, prove=True)])
+        added.append(sum(sizes))
+    assert solutions[0] == solutions[1]
+    assert added[0] < added[1] / 2

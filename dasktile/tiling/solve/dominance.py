@@ -53,11 +53,11 @@ def merged(problem: Problem) -> Pruned:
     kinds: list[list[npt.NDArray[np.int64]]] = []
     for costs in problem.unary:
         if id(costs) not in known:
-            known[id(costs)] = (_kinds(costs[:, None]),)
+            known[id(costs)] = (kinds_of_rows(costs[:, None]),)
         kinds.append([known[id(costs)][0]])
     for (i, j), table in problem.pairwise.items():
         if id(table) not in known:
-            known[id(table)] = _kinds(table), _kinds(table.T)
+            known[id(table)] = kinds_of_rows(table), kinds_of_rows(table.T)
         kinds[i].append(known[id(table)][0])
         kinds[j].append(known[id(table)][1])
     found: dict[tuple[int, ...], npt.NDArray[np.int64]] = {}
@@ -105,7 +105,7 @@ def _restricted(problem: Problem, left: Sequence[npt.NDArray[np.int64]]) -> Prun
     return Pruned(Problem(unary, pairwise), tuple(left))
 
 
-def _kinds(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def kinds_of_rows(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """For every row, a number that equal rows share."""
     if not table.size:
         return np.zeros(len(table), dtype=np.int64)
@@ -116,7 +116,7 @@ def _kinds(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 def _first(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The first of every set of equal rows."""
-    return _first_of_kinds(_kinds(table))
+    return _first_of_kinds(kinds_of_rows(table))
 
 
 def _first_of_kinds(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -193,7 +193,7 @@ class _Rows:
     @classmethod
     def of(cls, costs: Table) -> _Rows:
         """The rows of a table."""
-        kinds = _kinds(costs)
+        kinds = kinds_of_rows(costs)
         different = costs[_first_of_kinds(kinds)]
         return cls(costs, kinds, different[:, _first(different.T)])
 
@@ -260,10 +260,13 @@ class _States:
 
 def _undominated(own: Table, rows: Sequence[_Rows]) -> npt.NDArray[np.int64]:
     """The states of one variable that no other state dominates, of its own costs and of others."""
-    kinds = [_kinds(own[:, None]), *(each.kinds for each in rows)]
+    kinds = [kinds_of_rows(own[:, None]), *(each.kinds for each in rows)]
     different = _first(np.stack(kinds, axis=1))
-    own, count = own[different], len(different)
-    first, second = _possible(own, [each.costs[different] for each in rows])
+    tables = [each.costs for each in rows]
+    if len(different) < len(own):
+        own, tables = own[different], [costs[different] for costs in tables]
+    count = len(different)
+    first, second = _possible(own, tables)
     # the most that the first costs more than the second, over all states of the neighbours
     with np.errstate(invalid="ignore"):
         most = own[first] - own[second]

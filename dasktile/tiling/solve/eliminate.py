@@ -14,14 +14,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dasktile.ir.disjoint import root
 from dasktile.tiling.settings import SolverLimits
-from dasktile.tiling.solve.dominance import merged, pruned
+from dasktile.tiling.solve.dominance import kinds_of_rows, merged, pruned
 from dasktile.tiling.solve.milp import integer
 from dasktile.tiling.solve.problem import Problem, Solution, Table
 
@@ -34,12 +35,34 @@ _DEFAULT = SolverLimits()
 _BLOCK = 32_768
 
 
+#: Entries of a sum of tables from which equal rows of the tables are looked for (chosen).
+_LARGE = 400_000
+
+#: Such a sum over that of different rows, from which it pays to add these (chosen).
+_WORTHWHILE = 1.5
+
+#: For every state of a variable, a number that states with equal costs share.
+_Kinds = npt.NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class _Factor:
-    """A table over some variables, in ascending order."""
+    """A table over some variables, in ascending order.
+
+    `kinds` are those of the states of every variable, where they are known.
+    """
 
     scope: tuple[int, ...]
     table: Table
+    kinds: tuple[_Kinds, ...] = ()
+
+    def kinds_of(self, variable: int) -> _Kinds:
+        """The kinds of the states of a variable."""
+        if not self.kinds:
+            axes = range(len(self.scope))
+            rows = (np.moveaxis(self.table, axis, 0) for axis in axes)
+            self.kinds = tuple(kinds_of_rows(each.reshape(len(each), -1)) for each in rows)
+        return self.kinds[self.scope.index(variable)]
 
 
 def solve(
@@ -158,8 +181,9 @@ def _eliminated(
         file(_Factor((i, j), np.asarray(table, dtype=np.float64)))
 
     split = False
-    #: Minimised tables by the tables that were added: those of equal parts are found once.
-    known: dict[Hashable, Table] = {}
+    #: Minimised tables, and kinds of their states, by the tables that were added: those of equal
+    #: parts are found once.
+    known: dict[Hashable, tuple[Table, tuple[_Kinds, ...]]] = {}
     for variable in order:
         groups = _partition(buckets[variable], counts, width_budget)
         split = split or len(groups) > 1
@@ -168,8 +192,8 @@ def _eliminated(
             rest = tuple(other for other in scope if other != variable)
             key = _identity(group, variable, scope)
             if key not in known:
-                known[key] = _minimised(group, variable, rest, counts)
-            file(_Factor(rest, known[key]))
+                known[key] = _reduced(group, variable, rest, counts)
+            file(_Factor(rest, *known[key]))
 
     states = _read_back(order, buckets, counts)
     if split:
@@ -257,8 +281,53 @@ def _identity(group: Sequence[_Factor], variable: int, scope: Sequence[int]) -> 
     return (place[variable], *tables)
 
 
+def _reduced(
+    factors: Sequence[_Factor], variable: int, rest: tuple[int, ...], counts: Sequence[int]
+) -> tuple[Table, tuple[_Kinds, ...]]:
+    """As `_minimised`, with the kinds of the states of the `rest` where these are found.
+
+    States whose rows are equal in all tables that are added are added once.
+    """
+    variables = (variable, *rest)
+    size = math.prod([counts[other] for other in variables])
+    if size < _LARGE:
+        return _minimised(factors, variable, rest, counts), ()
+    kinds: dict[int, _Kinds] = {}
+    first: dict[int, _Kinds] = {}
+    for other in variables:
+        several = [each.kinds_of(other) for each in factors if other in each.scope]
+        every = several[0]
+        for each in several[1:]:
+            every = every * (each.max() + 1) + each
+        _, found, of = np.unique(every, return_index=True, return_inverse=True)
+        # in the order of the states, so that all different ones are left as they are
+        order = np.argsort(found)
+        first[other], kinds[other] = found[order], np.argsort(order)[of]
+    different = {other: len(states) for other, states in first.items()}
+    if math.prod(different.values()) * _WORTHWHILE > size:
+        return _minimised(factors, variable, rest, counts), tuple(map(kinds.__getitem__, rest))
+    fewer = [
+        _Factor(each.scope, _taken(each.table, [first[other] for other in each.scope]))
+        for each in factors
+    ]
+    table = _minimised(fewer, variable, rest, different)
+    of_rest = tuple(map(kinds.__getitem__, rest))
+    return _taken(table, of_rest), of_rest
+
+
+def _taken(table: Table, indices: Sequence[_Kinds]) -> Table:
+    """A table at some indices along every axis; axes that have as many indices are not changed."""
+    for axis, index in enumerate(indices):
+        if len(index) != table.shape[axis]:
+            table = table.take(index, axis)
+    return table
+
+
 def _minimised(
-    factors: Sequence[_Factor], variable: int, rest: Sequence[int], counts: Sequence[int]
+    factors: Sequence[_Factor],
+    variable: int,
+    rest: Sequence[int],
+    counts: Sequence[int] | Mapping[int, int],
 ) -> Table:
     """The least sum of tables over the states of a variable, for every state of the `rest`.
 

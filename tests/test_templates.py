@@ -27,6 +27,7 @@ from dask.highlevelgraph import HighLevelGraph
 import dasktile
 from dasktile import pipeline, templates
 from dasktile.capture import seen
+from dasktile.lower import gaps
 from dasktile.recent import recently_used
 from tests.agreement import EAGER
 from tests.graphs_alike import graph_difference
@@ -486,3 +487,15 @@ def test_graphs_that_stay_as_they_are_are_not_planned_again() -> None:
             y = x.map_blocks(np.sort, dtype=x.dtype)
             assert dasktile.optimize(y) is y or graphs[0].rewritten is not None
     assert len(graphs) == 1
+
+
+def test_names_in_texts_of_keys_are_taken_apart_once() -> None:
+    names = [f"x-{digit * 32}" for digit in "ab"]
+    texts = [str((name, number)) for name in names for number in range(50)]
+    split = gaps._Writer._split
+    with mock.patch.object(gaps._Writer, "_split", autospec=True, side_effect=split) as called:
+        gapped = gaps.with_gaps(texts, gaps.Source(tuple(names), {}, ()), {})
+    assert called.call_count == len(names)
+    others = [f"x-{digit * 32}" for digit in "cd"]
+    expected = [str((name, number)) for name in others for number in range(50)]
+    assert gapped.filled(gaps.Source(tuple(others), {}, ())) == expected

@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import itemgetter
 
 #: Workers for which a plan distinguishes positions; of more workers, neighbours form groups.  The
@@ -384,12 +385,7 @@ class Program:
 
 def bounds(cuts: Sequence[int]) -> tuple[int, ...]:
     """Chunk sizes as boundaries: ``(3, 4)`` is ``(0, 3, 7)``."""
-    total = 0
-    out = [0]
-    for cut in cuts:
-        total += cut
-        out.append(total)
-    return tuple(out)
+    return tuple(accumulate(cuts, initial=0))
 
 
 def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Window, ...]:

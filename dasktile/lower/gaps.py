@@ -268,6 +268,8 @@ class _Writer(pickle.Pickler):
         self._object = {id(value): number for number, value in enumerate(source.objects)}
         #: Numbers of gaps, by text, and by the identity of other values.
         self._texts: dict[str, int | None] = {}
+        #: The parts of the names in texts of keys, up to the quotation mark.
+        self._of_keys: dict[str, _Pieces] = {}
         self._numbers: dict[int, int] = {}
         #: Tokens that are made again.
         self._used: set[str] = set()
@@ -360,6 +362,16 @@ class _Writer(pickle.Pickler):
 
     def _pieces(self, text: str) -> _Pieces:
         """The parts of a text, tokens that change in all odd places."""
+        head, mark, place = text.partition("',")
+        if mark and len(place) < SHORT:
+            # the text of a key: many have the same name, and numbers of blocks are no tokens
+            if head not in self._of_keys:
+                self._of_keys[head] = self._split(head)
+            pieces = self._of_keys[head]
+            return (*pieces[:-1], pieces[-1] + mark + place)
+        return self._split(text)
+
+    def _split(self, text: str) -> _Pieces:
         pieces = [""]
         for at, piece in enumerate(_TOKENS.split(text)):
             if at % 2 and self._changes(piece):

@@ -85,7 +85,11 @@ def edge_windows(edge: Edge, tiling: Tiling, shape: Sequence[int]) -> Windows:
 
 def normal(windows: Sequence[Sequence[Window]]) -> Windows:
     """The same windows in a normal form: windows of the same elements are equal."""
-    return tuple(tuple(map(_normal, axis)) for axis in windows)
+    return tuple(
+        # those of neighbouring elements, which are nearly all, are in this form
+        tuple([each if each[2] == 1 and each[0] < each[1] else _normal(each) for each in axis])
+        for axis in windows
+    )
 
 
 def _normal(window: Window) -> Window:

@@ -166,11 +166,6 @@ class Picks:
     label: int
     runs: tuple[tuple[int, int], ...]
 
-    def span(self, lo: int, hi: int) -> tuple[int, int]:
-        """The range of elements that iterations ``[lo, hi)`` read: (start, stop)."""
-        elements = _within(self.runs, lo, hi)
-        return (min(elements), max(elements) + 1) if elements else (0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Edge:

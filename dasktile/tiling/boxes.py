@@ -248,7 +248,7 @@ class BoxBuilder:
         for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
             if picks is not None and picks.axis == column and self._is_whole(axis):
                 cuts, of = options.cutting(picks.label)
-                extents.append(Extent(*_spans(picks, *self.ranges(picks.label, cuts)), of))
+                extents.append(Extent(*spans_of(picks, *self.ranges(picks.label, cuts)), of))
                 taken = self._taken(picks, cuts, size)
                 continue
             if axis.label is None:
@@ -274,7 +274,7 @@ class BoxBuilder:
     def _taken(self, picks: Picks, cuts: Sequence[tuple[int, ...]], size: int) -> Taken | None:
         """The elements that each worker reads, for several sets of mesh axes; None for ranges."""
         own = np.asarray(bounds(self.labels[picks.label].cuts), dtype=np.int64)
-        lo, hi = _spans(picks, own[:-1], own[1:])
+        lo, hi = spans_of(picks, own[:-1], own[1:])
         if int((hi - lo).sum()) <= MOST_SPANNED * size:
             return None
         values, ends = np.array(picks.runs, dtype=np.int64).T
@@ -330,13 +330,33 @@ class BoxBuilder:
         return self.known.extent(nothing, nothing + size, of)
 
 
-def _spans(picks: Picks, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
-    """The ranges of elements that ranges of iterations read: (start, stop)."""
-    pairs = np.stack([lo, hi], axis=-1).reshape(-1, 2)
-    ranges, of = np.unique(pairs, axis=0, return_inverse=True)
-    spans = np.array([picks.span(*each) for each in ranges.tolist()], dtype=np.int64)
-    found = spans.reshape(-1, 2)[of.reshape(-1)].reshape(*lo.shape, 2)
-    return found[..., 0], found[..., 1]
+def spans_of(picks: Picks, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+    """The ranges of elements that ranges of iterations of a take read.
+
+    Parameters
+    ----------
+    picks
+        The elements that each iteration reads.
+    lo, hi
+        The first iteration of every range, and the one after the last.
+
+    Returns
+    -------
+    The first element of every range, and the one after the last; 0 and 0 for no iterations.
+    """
+    values, ends = np.array(picks.runs, dtype=np.int64).reshape(-1, 2).T
+    # the runs that the iterations of each range are in, from the first one up to the last
+    first = np.searchsorted(ends, lo, side="right")
+    stop = np.minimum(np.searchsorted(ends, hi, side="left") + 1, len(ends))
+    some = (hi > lo) & (first < stop)
+    start, end = np.zeros(lo.shape, dtype=np.int64), np.zeros(lo.shape, dtype=np.int64)
+    if some.any():
+        edges = np.stack([first[some], stop[some]], axis=-1).ravel()
+        # what is behind the last run is in no range
+        padded = np.append(values, 0)
+        start[some] = np.minimum.reduceat(padded, edges)[::2]
+        end[some] = np.maximum.reduceat(padded, edges)[::2] + 1
+    return start, end
 
 
 def _numbers(

@@ -420,6 +420,19 @@ HLGFinalizeCompute: Any = _class("dask._expr", "HLGFinalizeCompute", _NO_PLANS)
 NAMES: Final[tuple[Name, ...]] = tuple(_names)
 
 
+def keep_tasks(layer: Any, tasks: Mapping[Any, Any]) -> None:
+    """Let a Blockwise layer keep its tasks, as when Dask has made them.
+
+    Where another version of Dask keeps them elsewhere, it makes them once more.
+
+    Parameters
+    ----------
+    layer, tasks
+        The layer, and its tasks by key.
+    """
+    layer._cached_dict = {"dsk": tasks}  # as Dask 2026.1 to 2026.8
+
+
 def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
     """Run the tasks of a fused task; each result is released once its last reader has run.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
-from dasktile._compat.dask import DataNode, GraphNode, Task, TaskRef, blockwise_token
+from dasktile._compat.dask import DataNode, GraphNode, Task, TaskRef, blockwise_token, keep_tasks
 
 #: For the block at a place, the part of its task at one position of the arguments.
 _Part = Callable[[tuple[int, ...]], Any]
@@ -32,7 +32,8 @@ def blockwise_tasks(layer: Blockwise) -> Mapping[Any, Any]:
     if not layer.is_materialized() and _is_known():
         tasks = _written(layer)
         if tasks is not None:
-            layer._cached_dict = {"dsk": tasks}
+            keep_tasks(layer, tasks)
+            return tasks
     return dict(layer)
 
 

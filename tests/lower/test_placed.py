@@ -76,6 +76,20 @@ def test_chains_are_one_task_with_an_alias() -> None:
     assert set(placed(tasks, {"c-1"}, known, by_place=False).homes) == {None}
 
 
+def test_blocks_in_memory_are_in_no_family() -> None:
+    tasks = {("x", at): task(("x", at)) for at in range(64)}
+    tasks |= {("y", at): task(("y", at)) for at in range(64)}
+    tasks |= {
+        ("sum", at): task(("sum", at), *[("xy"[at % 2], 4 * (at // 2) + part) for part in range(4)])
+        for at in range(32)
+    }
+    there = {("y", at): 0 for at in range(64)}
+    ends = [("sum", at) for at in range(32)]
+    found = placed(tasks, ends, {}, by_place=False, there=there, threads=4)
+    assert [{found.keys[at][-1][0] for at in family} for family in found.families] == [{"x"}] * 16
+    assert not placed(tasks, ends, {}, by_place=False, there=there).families
+
+
 def blocks(*shape: int) -> da.Array:
     return da.random.default_rng(0).random(shape, chunks=100)
 

@@ -26,7 +26,7 @@ def along_hosts(request: Request, plan: Candidate) -> Candidate:
 
     The tiles are the same, and so are the bytes that workers receive.  Plans of arrays in memory,
     whose blocks stay on their workers, are not changed; they have the mesh of the plans that these
-    arrays are from.
+    arrays are from.  Nor are those whose blocks were divided by simulated runs.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from dasktile.cluster.located import blocks_there
 from dasktile.guard import or_none
 from dasktile.ir import Follow, Kind, Program
 from dasktile.lower.count import count_tasks
-from dasktile.lower.names import is_of_bundles
+from dasktile.lower.names import is_of_bundles, placements_in
 from dasktile.lower.written import wanted_keys
 from dasktile.planning import (
     Candidate,
@@ -56,7 +56,7 @@ from dasktile.prediction import (
 from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.report.formatting import format_bytes, format_names
 from dasktile.request import Request
-from dasktile.schedule.placement import is_written, placements_of
+from dasktile.schedule.placement import is_written
 from dasktile.small_graphs import QUICK, SMALL, is_quick, is_small
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.plan import TilingPlan
@@ -140,7 +140,7 @@ def has_plan(request: Request) -> bool:
     """
     if request.method != "auto" or request.machine.limit_given:
         return False
-    planned_for = {placement.workers for placement in placements_of(request.graph.layers)}
+    planned_for = {placement.workers for placement in placements_in(request.graph.layers)}
     return planned_for == {request.machine.workers}
 
 

@@ -17,6 +17,7 @@ from dasktile.cluster.located import blocks_there
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, without_joins
 from dasktile.ir import Program
+from dasktile.lower.names import placements_in
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
 from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
@@ -70,7 +71,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         explanation = _explained_plan(request, unknown)
     else:
         explanation = _explained_again(request, returned, unknown)
-    planned_for = {placement.workers for placement in placements_of(request.graph.layers)}
+    planned_for = {placement.workers for placement in placements_in(request.graph.layers)}
     return replace(
         explanation,
         scheduler_workers=request.machine.scheduler_workers,

@@ -18,7 +18,7 @@ from dasktile.capture.base import Captured
 from dasktile.ir import Kind, Node, Program
 from dasktile.planning import Candidate, candidate
 from dasktile.predicted import InputRun, with_own_prediction
-from dasktile.prediction import CLEARLY_LESS, Prediction
+from dasktile.prediction import CLEARLY_LESS, MORE_MOVED, Prediction
 from dasktile.request import Request
 
 #: Tasks of the input, as it runs, up to which divisions are tried (chosen: each is written, and its
@@ -29,7 +29,7 @@ MOST_TASKS = 2_000
 def best_division(
     request: Request, captured: Captured, usual: Candidate, stock: InputRun, reason: str
 ) -> Candidate:
-    """A plan, or one that divides the blocks otherwise: with the fewest bytes, or clearly faster.
+    """A plan, or one that divides the blocks otherwise, which moves fewer bytes or costs less.
 
     Parameters
     ----------
@@ -59,16 +59,18 @@ def best_division(
         if other is None or other.planned.plan.tiled is None:
             continue
         other = with_own_prediction(request, other, stock.work)
-        if other.after is not None and (best.after is None or _is_better(other.after, best.after)):
+        if other.after is not None and (
+            best.after is None or _is_better(other.after, best.after, MORE_MOVED * before.moved)
+        ):
             best = other
     return best
 
 
-def _is_better(run: Prediction, best: Prediction) -> bool:
-    """Whether a run moves fewer bytes and costs hardly more, or costs clearly less."""
+def _is_better(run: Prediction, best: Prediction, few: float) -> bool:
+    """Whether a run moves fewer bytes and costs hardly more, or few more and costs clearly less."""
     if run.moved < best.moved:
         return CLEARLY_LESS * run.cost < best.cost
-    return run.cost < CLEARLY_LESS * best.cost
+    return run.moved <= best.moved + few and run.cost < CLEARLY_LESS * best.cost
 
 
 def divisions(captured: Captured, workers: int, ran: Mapping[Any, int]) -> Iterator[Captured]:
@@ -89,6 +91,7 @@ def divisions(captured: Captured, workers: int, ran: Mapping[Any, int]) -> Itera
     inner = [index for index, node in enumerate(nodes) if _is_divided(node)]
     for number in range(1, max(len(_cut_axes(nodes[index])) for index in inner)):
         yield _placed(captured, {index: _along(nodes[index], number, workers) for index in inner})
+    # blocks that are not needed are nowhere
     homes = {index: [ran.get(key, 0) for key in _keys(nodes[index])] for index in inner}
     yield replace(_placed(captured, homes), near=ran)
 
@@ -116,6 +119,8 @@ def _along(node: Node, number: int, workers: int) -> list[int]:
         Number of workers.
     """
     counts = [len(sizes) for sizes in node.chunks]
+    if not counts:
+        return [0]
     axes = _cut_axes(node) or [0]
     axis = axes[min(number, len(axes) - 1)]
     order = np.moveaxis(np.arange(math.prod(counts)).reshape(counts), axis, 0).ravel()

@@ -21,12 +21,14 @@ from dasktile.prediction import (
     input_tasks,
     predict_input,
     predict_plan,
+    predict_tasks,
     rough_seconds,
     rough_tasks,
     simulated_run,
     work_seconds,
 )
 from dasktile.request import Request
+from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.tiling.calibration import Calibration
 
 #: Bytes on a worker above which another order of the tasks and smaller bundles are tried, too
@@ -93,21 +95,25 @@ class InputRun:
     @cached_property
     def prediction(self) -> Prediction | None:
         """What the graph takes; None if the sizes of results are unknown."""
-        return predicted_input(self._request, self._wanted, self.work)
+        return predict_tasks(self._request.machine, self.work, *self._tasks)
 
     @cached_property
     def ran(self) -> dict[Any, int]:
         """The worker that is predicted to run each task, by key."""
-        request = self._request
-        wanted = wanted_keys_of(request, self._wanted)
-        tasks, _ = input_tasks(request.graph, wanted, request.machine)
-        run = simulated_run(request.machine, tasks)
+        tasks, _ = self._tasks
+        run = simulated_run(self._request.machine, tasks)
         return {
             key: worker
             for keys, worker in zip(tasks.keys, run.ran, strict=True)
             for key in keys
             if worker >= 0
         }
+
+    @cached_property
+    def _tasks(self) -> tuple[PlacedTasks, float]:
+        """The tasks that Dask runs, and how much of their sizes is a guess."""
+        wanted = wanted_keys_of(self._request, self._wanted)
+        return input_tasks(self._request.graph, wanted, self._request.machine)
 
     def takes_more_time(self, run: Prediction) -> bool:
         """Whether the graph surely takes more time than a run.

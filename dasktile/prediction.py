@@ -13,12 +13,13 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile.cluster.target import Machine
 from dasktile.ir import workers_of_positions
 from dasktile.lower.bundle_limits import BundleLimits
+from dasktile.lower.names import placements_in
 from dasktile.lower.placed import guessed_operations, placed_tasks
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.homes import has_homes
 from dasktile.schedule.peaks import Simulated, Speeds, simulate
 from dasktile.schedule.placed_tasks import PlacedTasks
-from dasktile.schedule.placement import is_written, placements_of
+from dasktile.schedule.placement import is_written
 from dasktile.tiling.calibration import Calibration
 
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
@@ -329,8 +330,15 @@ def input_tasks(
         # tasks of an array that was optimised before run where its plan says
         tables = _workers_by_positions(graph, machine.workers)
         limits = replace(limits, mesh=(machine.workers,), tables=tables)
-    grouping = machine.workers * machine.threads if machine.placed and not by_place else 0
-    return placed_tasks(graph, wanted, limits, by_place=by_place, there=there, threads=grouping)
+    return placed_tasks(
+        graph,
+        wanted,
+        limits,
+        by_place=by_place,
+        there=there,
+        threads=machine.workers * machine.threads,
+        is_enabled=machine.placed and not by_place,
+    )
 
 
 def _workers_by_positions(graph: HighLevelGraph, workers: int) -> dict[int, list[int]]:
@@ -338,7 +346,7 @@ def _workers_by_positions(graph: HighLevelGraph, workers: int) -> dict[int, list
 
     As the scheduler places tasks: layers of several plans may have different meshes.
     """
-    meshes = {placement.positions for placement in placements_of(graph.layers)}
+    meshes = {placement.positions for placement in placements_in(graph.layers)}
     return {
         positions: workers_of_positions(positions, workers)
         for positions in meshes

@@ -135,6 +135,11 @@ def describer(
     """
     plan = with_premise(request, chosen.planned, exact)
     bundled = None if chosen.lowered is None else chosen.lowered.bundled
+    unplanned = 0 if bundled is None else bundled.unplanned(plan.after.bytes)
+    divided = chosen.planned.captured.divided
+    if divided and chosen.after is not None and chosen.after.is_sound:
+        # the simulated run that decided, in which Dask fuses tasks
+        unplanned = max(0, chosen.after.moved - plan.after.bytes)
     return partial(
         describe_plan,
         plan,
@@ -145,8 +150,8 @@ def describer(
         handed=handed_over(request, chosen.planned),
         layers=_layers(chosen),
         bundle=most_bundled(request.machine),
-        unplanned=0 if bundled is None else bundled.unplanned(plan.after.bytes),
-        divided=chosen.planned.captured.divided,
+        unplanned=unplanned,
+        divided=divided,
     )
 
 

@@ -294,6 +294,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "planning",
             "prediction",
             "request",
+            "schedule.placed_tasks",
             "tiling.calibration",
         },
         {"dask"},
@@ -463,6 +464,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "explaining": (
         {
+            "lower.names",
             "_compat.dask",
             "choice",
             "cluster.located",

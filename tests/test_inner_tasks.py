@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import dask
 import dask.array as da
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 import dasktile
+from dasktile import api
 from dasktile.capture.highlevel import capture
+from dasktile.cluster.target import Machine
 from dasktile.inner_tasks import divisions
 from tests.support import plan_for_workers
 from tests.traffic import traffic
@@ -39,13 +42,44 @@ def test_blocks_are_divided_along_the_axis_that_moves_least(four_workers: None) 
     # all workers read four blocks of rows, of which one has made each
     assert told.bytes_predicted == told.received_after == 3 * 4 * 100 * 120 * 8
     assert told.received_before > 2 * told.received_after
+    assert told.bytes_counted == told.received_after
     planned = dasktile.optimize(array)
     received, lost = traffic([planned], 4)
     assert received.total() == told.received_after and not lost
     np.testing.assert_allclose(planned.compute(), part_of_product().compute())
 
 
-def test_what_is_in_memory_is_not_told_of_blocks_that_are_not(four_workers: None) -> None:
+def test_arrays_that_were_optimised_together_can_be_computed_alone(four_workers: None) -> None:
+    x = da.random.default_rng(0).random((2000, 120), chunks=(100, 120))
+    part, row = (x @ x.T)[300:700, 400:], (x @ x.T)[:100].sum(axis=0)
+    for arrays in ((part, x.sum()), (part, row), (x.sum(axis=0), x.max(axis=1))):
+        planned = dasktile.optimize(*dask.optimize(*arrays))
+        for new, array in zip(planned, arrays, strict=True):
+            np.testing.assert_allclose(new.compute(), array.compute())
+
+
+def test_a_division_moves_hardly_more_bytes_than_the_usual_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch, 8)
+    x = da.random.default_rng(0).random((2000, 120), chunks=(100, 120))
+    [product] = dask.optimize(x @ x.T)
+    array = product.sum(axis=0)
+    told = dasktile.explain(array)
+    monkeypatch.setattr("dasktile.inner_tasks.divisions", lambda *_: ())
+    usual = dasktile.explain(array)
+    assert usual.received_after < 0.6 * usual.received_before
+    assert told.received_after <= usual.received_after + 0.05 * usual.received_before
+
+
+def test_a_plan_of_divided_blocks_is_known_as_one(four_workers: None) -> None:
+    planned = dasktile.optimize(part_of_product())
+    told = dasktile.explain(planned)
+    assert told.planned and not told.changed
+    assert "it is the result of optimize already" in " ".join(str(told).split())
+
+
+def test_blocks_that_a_plan_divides_are_not_in_memory(four_workers: None) -> None:
     told = dasktile.explain(part_of_product())
     assert not told.in_memory and not told.proven_optimal
     assert "in their memory already" not in str(told)
@@ -85,14 +119,26 @@ def predicted() -> str:
     """What is predicted of some expressions that Dask has optimised before."""
     x = da.random.default_rng(0).random((800, 800), chunks=100)
     told = []
-    for array in (part_of_product(), (x @ x).sum(axis=0), (x - x.mean(axis=0)).std(axis=1)):
-        [optimised] = dask.optimize(array)
-        explanation = dasktile.explain(optimised)
-        told.append((explanation.received_before, explanation.received_after))
+    for arrays in (
+        [part_of_product()],
+        [(x @ x).sum(axis=0)],
+        [(x - x.mean(axis=0)).std(axis=1)],
+        [x.sum(), x.sum(axis=1), (x @ x)[:100]],
+    ):
+        optimised = dask.optimize(*arrays)
+        # another operation behind them, too
+        for given in (optimised, [array + 1 for array in optimised]):
+            explanation = dasktile.explain(*given)
+            told.append((explanation.received_before, explanation.received_after))
+            told += [array.name for array in as_tuple(dasktile.optimize(*given))]
     return str(told)
 
 
-def test_unknown_bytes_are_not_told_as_none(four_workers: None) -> None:
+def as_tuple(arrays: Any) -> tuple[da.Array, ...]:
+    return arrays if isinstance(arrays, tuple) else (arrays,)
+
+
+def test_unknown_bytes_are_not_shown_as_none(four_workers: None) -> None:
     x = da.random.default_rng(0).random((800, 100), chunks=(100, 100))
     [array] = dask.optimize(x.map_blocks(np.sort, axis=0).sum(axis=0))
     told = dasktile.explain(array)
@@ -100,3 +146,11 @@ def test_unknown_bytes_are_not_told_as_none(four_workers: None) -> None:
     assert "moves an unknown number of bytes between workers" in str(told)
     [known] = dask.optimize(x.sum(axis=0))
     assert dasktile.explain(known).bytes_predicted is not None
+
+
+def test_unknown_bytes_of_the_input_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "machine", lambda *_: Machine(4))
+    x = da.random.default_rng(0).random((800, 100), chunks=(100, 100))
+    told = dasktile.explain(dask.optimize(x.map_blocks(np.sort, axis=0).sum(axis=0))[0])
+    assert not told.changed and told.bytes_predicted is None
+    assert "it moves an unknown number of bytes between workers" in " ".join(str(told).split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -163,7 +163,7 @@ def test_an_error_of_the_prediction_leaves_the_usual_plan(monkeypatch: pytest.Mo
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    for name in ("predict_input", "predict_plan"):
+    for name in ("input_tasks", "predict_plan"):
         monkeypatch.setattr(predicted, name, fails)
     with dask.config.set({"dasktile.raise-errors": False}):
         assert dasktile.optimize(residuals()) is not None
@@ -220,7 +220,7 @@ def test_the_input_is_unchanged_if_its_own_graph_costs_clearly_less(
     told = dasktile.explain(array)
     assert told.changed
     own = Prediction(1.0, 10**6, told.peak_before)
-    monkeypatch.setattr("dasktile.predicted.predict_input", lambda *_: own)
+    monkeypatch.setattr("dasktile.predicted.InputRun.prediction", own)
     for seconds, changed in ((0.9, True), (2.0, False)):
         run = Prediction(seconds, 0, told.peak_before)
         monkeypatch.setattr("dasktile.predicted.predict_plan", lambda *_, run=run: run)
@@ -701,18 +701,30 @@ def test_a_bound_says_that_it_counts_what_is_not_computed(monkeypatch: pytest.Mo
     assert "if all blocks of all arrays were computed" in " ".join(str(part).split())
 
 
+def noted_inputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that has an item for each graph of Dask's own that is simulated from now on."""
+    noted: list[Any] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            noted.append(arguments)
+            return function(*arguments, **options)
+
+        return call
+
+    for module, name in (
+        (predicted, "input_tasks"),
+        (choice, "predicted_input"),
+        (small_graphs, "predicted_input"),
+    ):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
+    return noted
+
+
 def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    simulated_inputs: list[Any] = []
-    predict = predicted.predicted_input
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        simulated_inputs.append(arguments)
-        return predict(*arguments, **options)
-
-    for module in (predicted, choice, small_graphs):
-        monkeypatch.setattr(module, "predicted_input", counted)
+    simulated_inputs = noted_inputs(monkeypatch)
     array = noise((1000, 1000), (20, 20)).sum(axis=0)
     quick = dasktile.optimize(array)
     assert not simulated_inputs
@@ -721,11 +733,9 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     monkeypatch.setattr(cheapest, "_takes_less_time", lambda *_: False)
     assert dasktile.optimize(array).dask.layers.keys() == quick.dask.layers.keys()
     # few of the tasks are needed: they do not take far more time than the plan
-    simulated_inputs.clear()
     monkeypatch.undo()
     plan_for_workers(monkeypatch)
-    for module in (predicted, choice, small_graphs):
-        monkeypatch.setattr(module, "predicted_input", counted)
+    simulated_inputs = noted_inputs(monkeypatch)
     dasktile.optimize(noise((1000, 1000), (100, 100)).sum(axis=0)[:100])
     assert simulated_inputs
 
@@ -788,7 +798,9 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
         cheapest, "with_own_prediction", lambda _, plan, __: replace(plan, after=run)
     )
     monkeypatch.setattr(cheapest, "_with_smaller_tiles", smaller)
-    monkeypatch.setattr(predicted, "predicted_input", lambda *each: inputs.append(each))
+    monkeypatch.setattr(
+        predicted, "input_tasks", lambda *each: inputs.append(each) or (None, math.inf)
+    )
     plans: list[Candidate] = []
 
     def chosen(request: Any, read: Any) -> Candidate:

@@ -70,8 +70,8 @@ def simulated(
         key: TaskMemory(sizes[key], working.get(key, 0), homes[key], is_pick(task), shared[key])
         for key, task in graph.items()
     }
-    threads = workers if enabled and not any(home is not None for home in homes.values()) else 0
-    tasks = placed(graph, ends, known, by_place=True, threads=threads)
+    enabled = enabled and all(home is None for home in homes.values())
+    tasks = placed(graph, ends, known, by_place=True, threads=workers, is_enabled=enabled)
     count = sum(not isinstance(task, (DataNode, Alias)) for task in graph.values())
     return count, simulate(tasks, workers, speeds=speeds)
 

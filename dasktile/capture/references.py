@@ -149,7 +149,7 @@ def references(node: GraphNode) -> Sequence[Key]:
 def in_order_of_reads(
     tasks: Mapping[Key, GraphNode | None], ends: Iterable[Key]
 ) -> dict[Key, GraphNode | None]:
-    """Tasks of a layer, each after those that it reads, from left to right.
+    """Tasks, each after those that it reads, from left to right.
 
     The order does not depend on hashes, as that of a graph does after ``dask.optimize``.
 
@@ -159,7 +159,7 @@ def in_order_of_reads(
         The tasks by key; None for a key of which the layer has the future.
     ends
         Keys that the others are for, in an order that does not depend on hashes.  Tasks that they
-        do not depend on are last.
+        do not depend on are last, as they are given.
     """
     ordered: dict[Key, GraphNode | None] = {}
     seen = set[Key]()

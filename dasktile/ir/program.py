@@ -265,7 +265,7 @@ class Node:
     homes
         For a resident array, if known: for every block, in C order, the mesh positions of the
         workers that have it.  For an array whose blocks are made of other data in memory: where
-        each is made, as most of its data is there.
+        each is made, as most of its data is there, or as a plan has divided them.
     reason
         Why the node stays unchanged; empty if it does not.
     root

@@ -7,14 +7,24 @@ input graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
+from typing import Any
 
 from dask.tokenize import tokenize
 
-from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, Placement, decode, encode
+from dasktile.schedule.placement import (
+    MARK,
+    PART,
+    SLICE_PREFIX,
+    Placement,
+    decode,
+    encode,
+    placements_of,
+)
 
 #: The operations of layers that hold an array in other tiles: for some of its readers, to be cut
 #: again, and for all of its readers.  The last is for results only, as tiles of a source should
@@ -84,6 +94,21 @@ def new_layer_name(op: str, *content: object, placement: Placement | None = None
 def is_of_bundles(name: object) -> bool:
     """Whether the layer of this name has bundles, and tasks between them."""
     return isinstance(name, str) and name.startswith(f"{BUNDLES}{MARK}")
+
+
+def placements_in(layers: Mapping[str, Iterable[Any]]) -> Iterator[Placement]:
+    """The placements in the names of layers, and in those of bundles in them.
+
+    Parameters
+    ----------
+    layers
+        The keys of each layer, by its name.
+    """
+    yield from placements_of(layers)
+    for name, keys in layers.items():
+        if is_of_bundles(name):
+            heads = (key[0] for key in keys if isinstance(key, tuple))
+            yield from itertools.islice(placements_of(heads), 1)
 
 
 def step_layer_name(name: str, step: str, placement: Placement | None = None) -> str:

@@ -21,18 +21,15 @@ from dasktile.capture.titles import call_of_layer
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import has_bundle
 from dasktile.lower.merged_layers import merged
+from dasktile.lower.queued import families_of, group_of, of_large_groups
 from dasktile.lower.tasks import GraphTasks, fuses
 from dasktile.schedule.edges import readers_of
-from dasktile.schedule.families import FamilyLimits, families_of_graph
 from dasktile.schedule.joining import MOST_COMBINED, worker_of_most
 from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.placement import SLICE_PREFIX, is_written
 from dasktile.schedule.ranks import rank_of, ranked_order
 
 Key = Any
-
-#: Tasks that a group of root tasks reads: fewer than this, as distributed counts.
-MOST_READ_BY_ROOTS = 5
 
 
 class TaskMemory(NamedTuple):
@@ -150,6 +147,7 @@ def placed_tasks(
     by_place: bool = False,
     there: Mapping[Key, int] = MappingProxyType({}),
     threads: int = 0,
+    is_enabled: bool = False,
 ) -> tuple[PlacedTasks, float]:
     """The tasks that Dask runs, after it has merged layers, culled the graph and fused chains.
 
@@ -170,7 +168,9 @@ def placed_tasks(
     there
         Blocks that are in memory already, and the mesh position of each.
     threads
-        Threads of all workers, if the scheduler plugin divides root tasks into families; else 0.
+        Threads of all workers; 0 if no task waits for a free one on the scheduler.
+    is_enabled
+        Whether the scheduler plugin divides root tasks into families.
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
@@ -178,7 +178,7 @@ def placed_tasks(
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
-    return placed(tasks, ends, known.tasks, by_place, there, threads), known.guessed
+    return placed(tasks, ends, known.tasks, by_place, there, threads, is_enabled), known.guessed
 
 
 def placed(
@@ -188,6 +188,7 @@ def placed(
     by_place: bool,
     there: Mapping[Key, int] = MappingProxyType({}),
     threads: int = 0,
+    is_enabled: bool = False,
 ) -> PlacedTasks:
     """Tasks as a simulation sees them: chains that Dask fuses are one task.
 
@@ -207,7 +208,9 @@ def placed(
     there
         Blocks that are in memory already, and the mesh position of each.
     threads
-        Threads of all workers, if the scheduler plugin divides root tasks into families; else 0.
+        Threads of all workers; 0 if no task waits for a free one on the scheduler.
+    is_enabled
+        Whether the scheduler plugin divides root tasks into families.
     """
     keys, reads = _ordered(tasks)
     number = {key: at for at, key in enumerate(keys)}
@@ -264,14 +267,23 @@ def placed(
         for key, position in there.items()
         if key in number and number[key] in place and not reads[number[key]]
     }
-    new = [at for at in order if at not in present]
     inputs_of = [list(inputs) for inputs in read_by]
     fused = [[keys[part] for part in chains[last]] for last in run]
+    groups = [
+        group_of(_key_of(chain) if at == first[last] else chain[-1])
+        for at, (last, chain) in enumerate(zip(run, fused, strict=True))
+    ]
     producers = {
         at
         for at, chain in enumerate(fused)
         if any(getattr(tasks[key], "data_producer", False) for key in chain)
     }
+    waiting = producers | of_large_groups(inputs_of, groups, threads) if threads else set()
+    waiting -= {at for at in waiting if homes[at] is not None or at in present} | data
+    families: list[list[int]] = []
+    if is_enabled:
+        roots = [at for at in order if at in waiting and data.issuperset(read_by[at])]
+        families = families_of(roots, inputs_of, data, threads)
     return PlacedTasks(
         reads=inputs_of,
         sizes=[task.size for task in memory],
@@ -285,56 +297,10 @@ def placed(
         shared=[task.shared for task in memory],
         there=present,
         joins=joins,
-        families=_families(new, inputs_of, data, fused, producers, threads) if threads else (),
+        families=families,
+        queued=waiting,
         keys=fused,
     )
-
-
-def _families(
-    order: Sequence[int],
-    reads: Sequence[Sequence[int]],
-    data: Collection[int],
-    fused: Sequence[Sequence[Key]],
-    producers: Collection[int],
-    threads: int,
-) -> list[list[int]]:
-    """Families of those root tasks that distributed queues: of large groups, or that read storage.
-
-    Parameters
-    ----------
-    order
-        The tasks that are not in memory, in the order of their priorities.
-    reads, data, fused
-        As `PlacedTasks.reads`, `PlacedTasks.data` and `PlacedTasks.keys`.
-    producers
-        Tasks that are marked as reading storage.
-    threads
-        Threads of all workers.
-    """
-    # distributed's names of groups are made of these
-    groups = [tuple(map(head_of, chain)) for chain in fused]
-    sizes = Counter(groups)
-    before: dict[Any, set[Any]] = {}
-    for at, inputs in enumerate(reads):
-        before.setdefault(groups[at], set()).update(groups[read] for read in inputs)
-    large = {
-        group
-        for group, size in sizes.items()
-        if size > 2 * threads and sum(sizes[other] for other in before[group]) < MOST_READ_BY_ROOTS
-    }
-    roots = [
-        at
-        for at in order
-        if (at in producers or groups[at] in large)
-        and at not in data
-        and all(read in data for read in reads[at])
-    ]
-    readers = readers_of(reads)
-
-    def count_reads(at: int) -> int:
-        return sum(read not in data for read in reads[at])
-
-    return families_of_graph(roots, threads, readers.__getitem__, count_reads, FamilyLimits())
 
 
 def _is_of_plan(head: Any) -> bool:
@@ -381,7 +347,13 @@ def _chains(
 
 def _has_alias(chain: Sequence[Key]) -> bool:
     """Whether Dask gives a chain another key than that of its last task."""
-    return len(chain) > 1 and default_fused_keys_renamer(chain) not in (None, chain[-1])
+    return _key_of(chain) != chain[-1]
+
+
+def _key_of(chain: Sequence[Key]) -> Key:
+    """The key that Dask gives a chain."""
+    renamed = default_fused_keys_renamer(chain) if len(chain) > 1 else None
+    return chain[-1] if renamed is None else renamed
 
 
 def _place_others(

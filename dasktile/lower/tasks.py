@@ -36,6 +36,7 @@ from dasktile.lower.run_order import Edges
 from dasktile.lower.settings import LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
+from dasktile.lower.transfers import received, unsized_share
 from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import SLICE_PREFIX, token
 
@@ -379,12 +380,20 @@ class GraphTasks:
         places = {name: place for place, name in enumerate(order)}
         view = GraphView(self.graph)
         needed = view.needed_tasks(self._ends)
-        last = len(places)
+        last, rank = len(places), dict[Key, int]()
+        several = {
+            name
+            for name in needed
+            if not isinstance(self.graph.layers[name], Blockwise) and len(view.heads(name)) > 1
+        }
+        if several:
+            ends = [key for keys in self.wanted.values() for key in keys]
+            every = {key: task for tasks in needed.values() for key, task in tasks.items()}
+            rank = {key: at for at, key in enumerate(in_order_of_reads(every, ends))}
         for name in sorted(needed, key=lambda name: places.get(whole_layer_name(name), last)):
             tasks = needed[name]
-            if not isinstance(self.graph.layers[name], Blockwise) and len(view.heads(name)) > 1:
-                tasks = in_order_of_reads(tasks, self.wanted.get(name, ()))
-            for key, task in tasks.items():
+            for key in sorted(tasks, key=rank.__getitem__) if name in several else tasks:
+                task = tasks[key]
                 if task is None:
                     self.futures.add(key)
                     task = DataNode(key, None)
@@ -392,7 +401,10 @@ class GraphTasks:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
                     self.tasks.append(with_key(task, key))
-                    self.layer.append(name)
+                    # layers of arrays that were optimised together have the tasks of all of them
+                    head = head_of(key)
+                    is_own = head in self.wanted and head in self.graph.layers
+                    self.layer.append(head if is_own else name)
 
     def _inputs_first(self) -> list[int]:
         """All tasks, each after its inputs."""
@@ -427,31 +439,13 @@ class GraphTasks:
 
     @cached_property
     def received(self) -> int:
-        """Bytes that workers receive from each other, if every task runs at its place.
+        """Bytes that workers receive from each other, if every task runs at its place."""
+        return received(self.places, self.readers, self.sizes, self.guessed)
 
-        Tasks without a place are left out, and results whose sizes are guesses: as upper bounds
-        these may be many times too large.
-        """
-        places, total = self.places, 0
-        for number, place in enumerate(places):
-            if place is not None and number not in self.guessed:
-                elsewhere = {places[reader] for reader in self.readers[number]} - {None, place}
-                total += self.sizes[number] * len(elsewhere)
-        return total
-
-    @cached_property
+    @property
     def unsized_share(self) -> float:
-        """Of the results that workers receive from each other, the share whose sizes are guesses.
-
-        Those that tasks without a place make or read count as received.
-        """
-        places = self.places
-        moved = {False: 0, True: 0}
-        for number, place in enumerate(places):
-            elsewhere = {places[reader] for reader in self.readers[number]}
-            count = len(elsewhere) if place is None else len(elsewhere - {place})
-            moved[number in self.guessed] += count
-        return moved[True] / max(1, sum(moved.values()))
+        """Of the results that workers receive from each other, the share with guessed sizes."""
+        return unsized_share(self.places, self.readers, self.guessed)
 
     # Homes
 

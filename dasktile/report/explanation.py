@@ -59,7 +59,8 @@ class Explanation(PlanReport):
       by ``dasktile.metrics`` and the dashboard.
 
     `bytes_predicted` are those to compare a measurement with: of *receive about* where that clearly
-    differs from what the model counts, else `bytes_counted`.
+    differs from what the model counts, else `bytes_counted`; None where results of unknown sizes
+    are moved.
 
     All numbers are attributes: see :class:`~dasktile.report.plan.PlanReport`.
 

@@ -188,10 +188,7 @@ def _moved(plan: PlanReport) -> str:
     if plan.counts_all:
         moved = f"moves {format_bytes(after)} between workers"
     else:
-        known = "an unknown number of bytes"
-        if plan.bytes_counted:
-            known = f"{format_bytes(plan.bytes_counted)}, and {known} more"
-        moved = f"moves {known} between workers"
+        moved = f"moves {_lacking(plan.bytes_counted)} between workers"
     if plan.is_comparable and plan.counts_all:
         # on their best workers, where Dask's scheduler would not place all tasks
         same = ", as with the input's chunks on these workers"
@@ -206,6 +203,12 @@ def _moved(plan: PlanReport) -> str:
         if plan.bundle:
             line += f", which run in bundles of up to {plan.bundle:,}"
     return line
+
+
+def _lacking(counted: int) -> str:
+    """Bytes of which only some are counted."""
+    unknown = "an unknown number of bytes"
+    return f"{format_bytes(counted)}, and {unknown} more" if counted else unknown
 
 
 def _gains(plan: PlanReport) -> list[str]:
@@ -227,6 +230,8 @@ def _unchanged(plan: PlanReport) -> tuple[str, str]:
     if plan.refused:
         result = "raises a TooManyTasksError"
     comma = "," if plan.counts_unneeded else ""
+    if not plan.counts_all:
+        moved = _lacking(plan.bytes_before)
     model = f"{_model(plan)}{comma} it moves {moved} between workers"
     if plan.in_memory and plan.received_before is not None:
         model = f"the model that chooses plans counts {moved} for its chunks"

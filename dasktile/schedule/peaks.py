@@ -224,7 +224,8 @@ class _Simulation:
         self.where: list[int] = [-1] * count
         #: For every result in memory or on its way, when each worker has it.
         self.there: list[dict[int, float]] = [{} for _ in range(count)]
-        #: Root tasks of any worker that wait for a slot, by priority.
+        self.queued = set(tasks.queued)
+        #: Tasks of any worker that wait for a slot, by priority.
         self.queue: list[tuple[float, int]] = []
         #: Root tasks of families, which run on one worker each.
         self.families = FamilyQueue()
@@ -302,6 +303,12 @@ class _Simulation:
             member = families.take(at)
             if member is not None:
                 self._send(member[1], at)
+
+    def _wait(self, number: int) -> None:
+        """Let a task with inputs wait for a slot, which a worker may have at once."""
+        heapq.heappush(self.queue, (self.tasks.priorities[number], number))
+        worker = min(self.workers, key=lambda worker: worker.sent)
+        self._fill(worker.number, worker.sent + 1)
 
     def _send(self, number: int, at: int) -> None:
         """Send a task to a worker, which receives the inputs that it lacks."""
@@ -404,7 +411,11 @@ class _Simulation:
             self._release(number)
         for reader in self.readers[number]:
             self.waiting[reader] -= 1
-            if not self.waiting[reader]:
+            if self.waiting[reader]:
+                continue
+            if reader in self.queued:
+                self._wait(reader)
+            else:
                 self._send(reader, self._worker_of(reader))
         self._fill(at)
         self._start(at)

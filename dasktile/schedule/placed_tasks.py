@@ -43,6 +43,8 @@ class PlacedTasks:
     families
         Root tasks of any worker of which the tasks of each family run on one, see
         :func:`~dasktile.schedule.families.families_of_graph`.
+    queued
+        Tasks of any worker that wait until one has a free slot, as all without inputs do.
     keys
         For every task, the keys of those that are fused into it.
     """
@@ -60,4 +62,5 @@ class PlacedTasks:
     there: Mapping[int, int] = field(default_factory=dict)
     joins: Collection[int] = ()
     families: Sequence[Sequence[int]] = ()
+    queued: Collection[int] = ()
     keys: Sequence[Sequence[Hashable]] = ()

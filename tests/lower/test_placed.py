@@ -17,6 +17,7 @@ from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.base import collections_to_expr
 from dask.highlevelgraph import HighLevelGraph
 from dask.optimization import cull
+from dask.utils import key_split
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
@@ -24,6 +25,7 @@ from benchmarks.corpus.simulated import simulated
 from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.placed import TaskMemory, placed
 from dasktile.lower.tasks import fuses
+from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.schedule.ranks import rank_of
 from tests.support import plan_for_workers
 from tests.traffic import traffic
@@ -85,9 +87,30 @@ def test_blocks_in_memory_are_in_no_family() -> None:
     }
     there = {("y", at): 0 for at in range(64)}
     ends = [("sum", at) for at in range(32)]
-    found = placed(tasks, ends, {}, by_place=False, there=there, threads=4)
-    assert [{found.keys[at][-1][0] for at in family} for family in found.families] == [{"x"}] * 16
-    assert not placed(tasks, ends, {}, by_place=False, there=there).families
+
+    def found(**options: Any) -> PlacedTasks:
+        return placed(tasks, ends, {}, by_place=False, there=there, **options)
+
+    divided = found(threads=4, is_enabled=True)
+    assert [{divided.keys[at][-1][0] for at in family} for family in divided.families] == [
+        {"x"}
+    ] * 16
+    assert not found(threads=4).families and not found().queued
+
+
+def test_tasks_that_distributed_queues() -> None:
+    """Large groups that read few tasks: not only root tasks, and fused ones by their new names."""
+    tasks = {("source", 0): task(("source", 0)), ("y", 0): task(("y", 0))}
+    for at in range(20):
+        tasks["start-" + str(at)] = task("start-" + str(at))
+        tasks["first", at] = task(("first", at), ("source", 0))
+        tasks["second", at] = task(("second", at), ("first", at))
+        tasks["end", at] = task(("end", at), ("second", at), "start-" + str(at))
+    ends = [("end", at) for at in range(20)]
+    result = placed(tasks, ends, {}, by_place=False, threads=4)
+    names = {key_split(result.keys[at][-1]) for at in result.queued}
+    assert names == {"second", "start"}
+    assert not placed(tasks, ends, {}, by_place=False, threads=10).queued
 
 
 def blocks(*shape: int) -> da.Array:

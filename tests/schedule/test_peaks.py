@@ -234,6 +234,6 @@ def test_an_idle_worker_takes_half_of_a_long_family() -> None:
     assert run.seconds < 10
 
 
-def test_it_is_told_where_tasks_ran() -> None:
+def test_a_run_has_the_workers_of_tasks() -> None:
     tasks = replace(placed([[], [0], [0]], [None, 0, 1]), data={0})
     assert simulate(tasks, 2, speeds=STEPS).ran == (-1, 0, 1)

@@ -137,7 +137,11 @@ class _Places:
         ]
         for number in reversed(self.unplaced):
             readers = graph.readers[number]
-            if near[number] is None and readers and all(known[reader] for reader in readers):
+            if (
+                near[number] is None
+                and readers
+                and all(known[each] or self.is_main_input(number, each, near) for each in readers)
+            ):
                 if not self.placed_reads(number):
                     near[number] = self.place_of_readers(number, near)
                 elif len(there := {near[reader] for reader in readers}) == 1:
@@ -148,6 +152,14 @@ class _Places:
                 places[number] = near[number]
             if places[number] is None and len(reads) == 1 and graph.is_cut(number):
                 places[number] = places[reads[0]]
+
+    def is_main_input(self, number: int, reader: int, near: Sequence[Place]) -> bool:
+        """Whether a task whose place is known reads little beside a result, as edges of others."""
+        graph = self.graph
+        if near[reader] is None or number in graph.guessed:
+            return False
+        read = sum(graph.sizes[each] for each in graph.moved(reader))
+        return graph.sizes[number] > graph.settings.near_inputs * read
 
     def place_rest(self) -> None:
         """Run a task with inputs on several workers where the fewest bytes are received for it.

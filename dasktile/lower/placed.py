@@ -85,8 +85,8 @@ def task_memory(tasks: GraphTasks, number: int, is_named: bool = False) -> TaskM
     """
     # the scheduler plugin finds a home for a task whose name gives none
     known = tasks.limits.mesh and (is_named or not tasks.is_loose(number))
-    if type(tasks.tasks[number]) is DataNode and not is_named:
-        # of data, only a name gives the home
+    if not is_named and tasks.homes[number] is None:
+        # of data, and of tasks that keep their keys, only a name gives the home
         known = known and tasks.named_homes[number] is not None
     place = tasks.places[number] if known else None
     return TaskMemory(tasks.sizes[number], tasks.working[number], place)
@@ -388,7 +388,9 @@ def _place_others(
         if all(homes[each] is not None or each in between | slices for each in touched):
             homes[number] = _most_common(homes, touched)
     for number in sorted(between):
-        homes[number] = _most_common(homes, reads[number], near)
+        # of several, the bytes decide
+        several = 1 < len(reads[number]) <= MOST_COMBINED
+        homes[number] = _most_common(homes, reads[number], near, not several)
     for number, inputs in enumerate(reads):
         alone = all(homes[read] is not None and len(readers[read]) == 1 for read in inputs)
         if homes[number] is None and len(inputs) == 1 and alone:
@@ -419,10 +421,14 @@ def _joins(homes: Sequence[int | None], reads: Sequence[Sequence[int]]) -> set[i
 
 
 def _most_common(
-    homes: Sequence[int | None], tasks: Sequence[int], near: Collection[int] = ()
+    homes: Sequence[int | None],
+    tasks: Sequence[int],
+    near: Collection[int] = (),
+    breaks_ties: bool = True,
 ) -> int | None:
-    """The position of most tasks, the first of several; those in `near` only break ties."""
-    best: int | None = worker_of_most(((homes[task], task in near) for task in tasks), int)
+    """The position of most tasks; those in `near` only break ties, and of several the first one."""
+    neighbours = ((homes[task], task in near) for task in tasks)
+    best: int | None = worker_of_most(neighbours, int, breaks_ties)
     return best
 
 

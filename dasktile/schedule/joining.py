@@ -44,7 +44,7 @@ class JoinedResult:
 
 
 def worker_of_most(
-    neighbours: Iterable[tuple[Any, bool]], place: Callable[[Any], Any]
+    neighbours: Iterable[tuple[Any, bool]], place: Callable[[Any], Any], breaks_ties: bool = True
 ) -> Any | None:
     """The worker that has most neighbours of a task; None if no worker has any.
 
@@ -55,14 +55,18 @@ def worker_of_most(
         that has no worker by its own name.
     place
         Of a worker, what decides between workers with as many: the least.
+    breaks_ties
+        Whether one of several workers with as many is returned; otherwise None.
     """
     counts: dict[Any, tuple[int, int]] = {}
-    for worker, breaks_ties in neighbours:
+    for worker, only_breaks_ties in neighbours:
         if worker is not None:
             named, every = counts.get(worker, (0, 0))
-            counts[worker] = named + (not breaks_ties), every + 1
+            counts[worker] = named + (not only_breaks_ties), every + 1
     if len(counts) < 2:
         return next(iter(counts), None)
+    if not breaks_ties and list(counts.values()).count(max(counts.values())) > 1:
+        return None
     return max(sorted(counts, key=place), key=counts.__getitem__)
 
 

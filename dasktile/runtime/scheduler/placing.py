@@ -210,12 +210,15 @@ class Placing:
         for ts in between:
             if ts.key in homes:
                 continue
-            worker = self._worker_of_data(ts.dependencies)
+            reads = ts.dependencies
+            several = self._restricts and 1 < len(reads) <= self.settings.max_combined
+            worker = self._worker_of_data(reads)
             if worker is not None:
                 homes[ts.key] = worker
                 restrict(ts, worker)
-            else:
-                self._place_near(ts, ts.dependencies, homes, restrict, near)
+            elif not self._place_near(ts, reads, homes, restrict, near, not several) and several:
+                # the bytes of the results decide
+                joined += self.joins.add(ts)
         #: Tasks that read something of the plan, or what is made of that.
         behind: set[Any] = set()
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
@@ -262,19 +265,23 @@ class Placing:
         homes: dict[Any, str],
         restrict: Callable[[TaskState, str], None],
         near: Collection[Any] = (),
-    ) -> None:
-        """Place a task on the worker that has most of its neighbours.
+        breaks_ties: bool = True,
+    ) -> bool:
+        """Place a task on the worker that has most of its neighbours; whether there is one.
 
-        Neighbours in `near`, which have no home worker of their own, only break ties.
+        Neighbours in `near`, which have no home worker of their own, only break ties.  Of several
+        workers that have as many, the first one is taken unless ties are not broken.
         """
         neighbours = (
             (homes.get(other.key) or self._location(other, homes), other.key in near)
             for other in touched
         )
-        best = worker_of_most(neighbours, self.homes.place)
-        if best is not None:
-            homes[ts.key] = best
-            restrict(ts, best)
+        best = worker_of_most(neighbours, self.homes.place, breaks_ties)
+        if best is None:
+            return False
+        homes[ts.key] = best
+        restrict(ts, best)
+        return True
 
     def _worker_of_data(self, reads: Iterable[TaskState]) -> str | None:
         """The worker with most bytes of large results in memory that few tasks read, if any has."""

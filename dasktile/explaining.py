@@ -117,6 +117,9 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
             or explanation.workers == 1
             or not _lacks_bytes(explanation, chosen),
         )
+    elif not request.machine.placed and explanation.workers > 1 and _has_inner_tasks(chosen):
+        # no run is simulated, and the model does not know what is moved
+        explanation = replace(explanation, proven_optimal=False, counts_all=False)
     if fetched := chosen.planned.captured.fetched:
         # data that arrays are made of, which is no array of the plan
         more = explanation.bytes_unplanned + fetched
@@ -140,16 +143,22 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
 
 def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     """Whether bytes that workers receive are left out, as results have unknown sizes."""
-    captured = chosen.planned.captured
-    # of blocks that are made of data in memory, what is read of this is counted
-    is_inside = any(
-        node.has_inner_tasks and (captured.divided or not node.homes)
-        for node in captured.program.nodes
-    )
-    if not explanation.uncounted and not is_inside:
+    if not explanation.uncounted and not _has_inner_tasks(chosen):
         return False
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
     return source is None or source.tasks.unsized_share > _FEW_UNSIZED
+
+
+def _has_inner_tasks(chosen: Candidate) -> bool:
+    """Whether tasks of which the model does not know what they receive make blocks of an array.
+
+    Of blocks that are made of data in memory, what is read of this is counted.
+    """
+    captured = chosen.planned.captured
+    return any(
+        node.has_inner_tasks and (captured.divided or not node.homes)
+        for node in captured.program.nodes
+    )
 
 
 def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int | None:

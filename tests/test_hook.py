@@ -190,6 +190,6 @@ def test_the_plan_of_the_hook_is_explained() -> None:
 def test_bytes_of_outputs_that_keep_their_names_are_counted_once() -> None:
     x = da.random.default_rng(0).random((48, 72, 144), chunks=(1, 72, 144), dtype="float32")
     with machine(four_workers()):
-        explained = dasktile.explain(x.rechunk((48, 18, 24)), by_hook=True)
+        explained = dasktile.explain(x.rechunk((48, 36, 72)), by_hook=True)
     assert explained.changed and explained.bytes_after
     assert explained.bytes_predicted == explained.bytes_after

@@ -199,7 +199,12 @@ def comparison(
         bound, grids = 0, ""
     least = min((choice.bytes for choice in choices if not choice.refused), default=0)
     # all choices that move no more bytes than a proven one are as good
-    proven = {choice.bytes for choice in choices if choice.proven_optimal} & {bound} | {0}
+    proven = {choice.bytes for choice in choices if choice.proven_optimal} & {bound}
+    inside = (node.has_inner_tasks for _, plan in plans if not isinstance(plan, str)
+              for node in plan.program.nodes)  # fmt: skip
+    if not any(inside):
+        # of what such tasks move, nothing is known
+        proven |= {0}
     choices = [
         replace(
             choice,

@@ -252,10 +252,11 @@ def describe_unplanned(
         tasks_before=0,
         tasks_after=0,
         lower_bound=0,
-        proven_optimal=True,
+        proven_optimal=not unknown,
         changed=False,
         verdict=verdict,
         nodes=rows,
+        counts_all=workers == 1 or not unknown,
     )
 
 

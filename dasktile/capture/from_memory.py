@@ -16,7 +16,7 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 
-from dasktile._compat.dask import Alias, fused_tasks, getitem
+from dasktile._compat.dask import Alias, Task, fused_tasks, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.fold_table import REDUCTIONS
@@ -162,9 +162,19 @@ def _pieces(task: Any, read: Mapping[Key, Pieces | None], shape: Sequence[int]) 
         for key in ordered.static_order():
             inside[key] = _pieces(steps[key], inside, shape)
         return inside[last]
-    pieces = _joined([read.get(each, {}) for each in task.dependencies])
+    # slices of what a task reads may be tasks among its arguments
+    inner = [each for each in getattr(task, "args", ()) if isinstance(each, Task)]
+    nested = set().union(*(each.dependencies for each in inner))
+    own = [each for each in task.dependencies if each not in nested or _is_argument(task, each)]
+    parts = [_pieces(each, read, shape) for each in inner]
+    pieces = _joined([*parts, *(read.get(each, {}) for each in own)])
     part = _part(task, shape)
     return pieces and {each: share * part for each, share in pieces.items()}
+
+
+def _is_argument(task: Any, key: Key) -> bool:
+    """Whether a task reads a result as a whole, as an argument of its own."""
+    return any(reference(each) == key for each in task.args)
 
 
 def _joined(parts: Iterable[Mapping[Key, float] | None]) -> Pieces | None:

@@ -167,3 +167,15 @@ def test_a_block_is_made_of_shares_of_data(client: Client) -> None:
     assert [max(block, key=block.__getitem__) for block in found.blocks] == [
         each.key for each in data
     ]
+
+
+def test_slices_within_tasks_are_shares_of_data(client: Client) -> None:
+    """As the last rows of running sums, and edges that Dask has fused."""
+    x = da.ones((ROWS, COLUMNS), chunks=(STEP, COLUMNS)).persist()
+    wait(x)
+    [sums], [rolled] = dask.optimize(da.cumsum(x, axis=0)), dask.optimize(da.roll(x, 3, axis=0))
+    [found] = data_of_arrays(capture([sums])).values()
+    assert sorted(found.blocks[1].values()) == [1 / STEP, 1.0]
+    [found] = data_of_arrays(capture([rolled])).values()
+    assert max(len(data) for data in found.blocks) <= 2
+    assert min(min(data.values()) for data in found.blocks) == 3 / STEP

@@ -273,10 +273,11 @@ def placed(
         group_of(_key_of(chain) if at == first[last] else chain[-1])
         for at, (last, chain) in enumerate(zip(run, fused, strict=True))
     ]
+    # not their aliases
     producers = {
         at
-        for at, chain in enumerate(fused)
-        if any(getattr(tasks[key], "data_producer", False) for key in chain)
+        for at, (last, chain) in enumerate(zip(run, fused, strict=True))
+        if at == first[last] and any(getattr(tasks[key], "data_producer", False) for key in chain)
     }
     waiting = producers | of_large_groups(inputs_of, groups, threads) if threads else set()
     waiting -= {at for at in waiting if homes[at] is not None or at in present} | data

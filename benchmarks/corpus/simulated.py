@@ -30,6 +30,7 @@ from benchmarks.corpus.inputs import source_of
 from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
 from dasktile._compat.dask import fused_tasks, run_fused
+from dasktile.capture.references import in_order_of_reads
 from dasktile.cluster.target import Machine
 from dasktile.lower.bundle_tasks import is_pick, run_bundle
 from dasktile.lower.placed import TaskMemory, placed
@@ -62,8 +63,10 @@ def simulated(
         Whether ``dasktile.enable`` was called, which divides root tasks without a plan.
     """
     expr = collections_to_expr(list(collections)).optimize()
-    graph: dict[Any, Any] = convert_legacy_graph(dict(expr.__dask_graph__()))
-    ends = set(flatten(expr.__dask_keys__()))
+    wanted = list(flatten(expr.__dask_keys__()))
+    # Dask gives them in the order of sets
+    graph = in_order_of_reads(convert_legacy_graph(dict(expr.__dask_graph__())), wanted)
+    ends = set(wanted)
     sizes, working, shared = measured_sizes(graph, ends)
     homes = _homes(graph, workers)
     known = {

@@ -6,7 +6,6 @@ made.  What their tasks move is known from simulated runs only, of several divis
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 
 from dasktile.capture.base import Captured
 from dasktile.ir import Kind, Node, Program
+from dasktile.lower.written import wanted_keys
 from dasktile.planning import Candidate, candidate
 from dasktile.predicted import InputRun, with_own_prediction
 from dasktile.prediction import CLEARLY_LESS, MORE_MOVED, Prediction
@@ -92,7 +92,8 @@ def divisions(captured: Captured, workers: int, ran: Mapping[Any, int]) -> Itera
     for number in range(1, max(len(_cut_axes(nodes[index])) for index in inner)):
         yield _placed(captured, {index: _along(nodes[index], number, workers) for index in inner})
     # blocks that are not needed are nowhere
-    homes = {index: [ran.get(key, 0) for key in _keys(nodes[index])] for index in inner}
+    keys = {index: wanted_keys(nodes[index].name, nodes[index].chunks, {}) for index in inner}
+    homes = {index: [ran.get(key, 0) for key in keys[index]] for index in inner}
     yield replace(_placed(captured, homes), near=ran)
 
 
@@ -127,12 +128,6 @@ def _along(node: Node, number: int, workers: int) -> list[int]:
     workers_of = np.empty(order.size, dtype=int)
     workers_of[order] = np.arange(order.size) * workers // order.size
     return [int(worker) for worker in workers_of]
-
-
-def _keys(node: Node) -> Iterator[tuple[Any, ...]]:
-    """The keys of the blocks of an array, in C order."""
-    for block in itertools.product(*(range(len(sizes)) for sizes in node.chunks)):
-        yield (node.name, *block)
 
 
 def _placed(captured: Captured, homes: Mapping[int, Sequence[int]]) -> Captured:

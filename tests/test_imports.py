@@ -300,7 +300,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask"},
     ),
     "inner_tasks": (
-        {"capture.base", "ir", "planning", "predicted", "prediction", "request"},
+        {
+            "capture.base",
+            "ir",
+            "lower.written",
+            "planning",
+            "predicted",
+            "prediction",
+            "request",
+        },
         {"numpy"},
     ),
     "cheapest": (

@@ -130,8 +130,8 @@ def _below(
     shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
     found: dict[Key, Pieces | None] = {}
     for key in TopologicalSorter(needs).static_order():
-        own = dict.fromkeys(direct.get(key, ()))
-        read = {each: {each: 1.0} for each in own} | {each: found[each] for each in needs[key]}
+        read: dict[Key, Pieces | None] = {each: {each: 1.0} for each in direct.get(key, ())}
+        read |= {each: found[each] for each in needs[key]}
         found[key] = _pieces(tasks[key], read, shape)
     return [found.get(block) or {} for block in blocks]
 

@@ -21,13 +21,14 @@ from dasktile.prediction import (
     input_tasks,
     predict_input,
     predict_plan,
-    predict_tasks,
+    prediction_of,
     rough_seconds,
     rough_tasks,
     simulated_run,
     work_seconds,
 )
 from dasktile.request import Request
+from dasktile.schedule.peaks import Simulated
 from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.tiling.calibration import Calibration
 
@@ -95,19 +96,27 @@ class InputRun:
     @cached_property
     def prediction(self) -> Prediction | None:
         """What the graph takes; None if the sizes of results are unknown."""
-        return predict_tasks(self._request.machine, self.work, *self._tasks)
+        tasks, guessed = self._tasks
+        if math.isinf(guessed):
+            return None
+        return prediction_of(self._run, self._request.machine, self.work, tasks, guessed)
 
     @cached_property
     def ran(self) -> dict[Any, int]:
         """The worker that is predicted to run each task, by key."""
         tasks, _ = self._tasks
-        run = simulated_run(self._request.machine, tasks)
         return {
             key: worker
-            for keys, worker in zip(tasks.keys, run.ran, strict=True)
+            for keys, worker in zip(tasks.keys, self._run.ran, strict=True)
             for key in keys
             if worker >= 0
         }
+
+    @cached_property
+    def _run(self) -> Simulated:
+        """The simulated run."""
+        tasks, _ = self._tasks
+        return simulated_run(self._request.machine, tasks)
 
     @cached_property
     def _tasks(self) -> tuple[PlacedTasks, float]:

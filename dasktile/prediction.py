@@ -412,7 +412,21 @@ def predict_tasks(
     """
     if math.isinf(guessed):
         return None
-    run = simulated_run(machine, tasks, positions)
+    return prediction_of(simulated_run(machine, tasks, positions), machine, work, tasks, guessed)
+
+
+def prediction_of(
+    run: Simulated, machine: Machine, work: float, tasks: PlacedTasks, guessed: float
+) -> Prediction:
+    """What a simulated run takes.
+
+    Parameters
+    ----------
+    run
+        The run.
+    machine, work, tasks, guessed
+        As for `predict_tasks`.
+    """
     return Prediction(
         run.seconds,
         run.moved,

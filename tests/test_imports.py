@@ -294,6 +294,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "planning",
             "prediction",
             "request",
+            "schedule.peaks",
             "schedule.placed_tasks",
             "tiling.calibration",
         },

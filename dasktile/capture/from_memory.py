@@ -50,11 +50,15 @@ class DataOfArray:
         For every block, the key of the task that makes it: another one where it is an alias.
     tasks
         By the key of a task, the keys of the data that it reads itself.
+    only_for
+        By the key of such a task, the number of the block that alone is made of its result; tasks
+        of several blocks are left out.
     """
 
     blocks: Sequence[Mapping[Key, float]]
     makers: Sequence[Key]
     tasks: Mapping[Key, Sequence[Key]]
+    only_for: Mapping[Key, int]
 
 
 def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
@@ -102,9 +106,18 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
     blocks = [(node.name, *number) for number in numbers]
     shapes = list(itertools.product(*node.chunks))
     if not direct:
-        return DataOfArray((), (), {})
+        return DataOfArray((), (), {}, {})
+    needs = {
+        key: [read for read in task.dependencies if read in tasks and read != key]
+        for key, task in tasks.items()
+    }
+    inputs_first = list(TopologicalSorter(needs).static_order())
+    only = _only_blocks(blocks, needs, inputs_first)
     return DataOfArray(
-        _below(blocks, shapes, tasks, direct), [_maker(block, tasks) for block in blocks], direct
+        _below(blocks, shapes, tasks, direct, needs, inputs_first),
+        [_maker(block, tasks) for block in blocks],
+        direct,
+        {key: number for key in direct if (number := only.get(key)) is not None},
     )
 
 
@@ -115,21 +128,31 @@ def _maker(block: Key, tasks: Mapping[Key, Any]) -> Key:
     return block
 
 
+def _only_blocks(
+    blocks: Sequence[Key], needs: Mapping[Key, Sequence[Key]], inputs_first: Sequence[Key]
+) -> dict[Key, int | None]:
+    """By the key of a task, the number of the only block made of its result; None for several."""
+    only: dict[Key, int | None] = {key: number for number, key in enumerate(blocks)}
+    for key in reversed(inputs_first):
+        number = only.get(key)
+        for read in needs[key]:
+            only[read] = number if only.get(read, number) == number else None
+    return only
+
+
 def _below(
     blocks: Sequence[Key],
     shapes: Sequence[Sequence[int]],
     tasks: Mapping[Key, Any],
     direct: Mapping[Key, Sequence[Key]],
+    needs: Mapping[Key, Sequence[Key]],
+    inputs_first: Iterable[Key],
 ) -> list[Pieces]:
     """For every block, the shares of data that it is made of; none if these are many pieces."""
-    needs = {
-        key: [read for read in task.dependencies if read in tasks and read != key]
-        for key, task in tasks.items()
-    }
     # data has about the shape of the blocks that are made of it
     shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
     found: dict[Key, Pieces | None] = {}
-    for key in TopologicalSorter(needs).static_order():
+    for key in inputs_first:
         read: dict[Key, Pieces | None] = {each: {each: 1.0} for each in direct.get(key, ())}
         read |= {each: found[each] for each in needs[key]}
         found[key] = _pieces(tasks[key], read, shape)

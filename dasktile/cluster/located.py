@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dasktile.capture.base import Captured
-from dasktile.capture.from_memory import data_of_arrays
+from dasktile.capture.from_memory import DataOfArray, data_of_arrays
 from dasktile.cluster.target import Machine
 from dasktile.ir import Node, Program, workers_of_positions
 from dasktile.schedule.homes import has_homes
@@ -148,11 +148,11 @@ def _near_data(
         if count < 2:
             continue
         size = node.nbytes / count
-        homes = _places(list(map(_over_largest, each.blocks)), held, LEAST_SHARE * size)
-        known = [home for home in homes if home is not None]
-        if len(known) < count or not _is_even(known, places):
+        known = _places_of_all(each.blocks, held, LEAST_SHARE * size)
+        if not known or not _is_even(known, places):
             continue
         nodes[index] = replace(node, homes=tuple((home,) for home in known))
+        near.update(_near_readers(each, known, held))
         near.update(zip(each.makers, known, strict=True))
         shares: dict[tuple[int, Any], float] = {}
         for home, data in zip(known, each.blocks, strict=True):
@@ -162,8 +162,49 @@ def _near_data(
             nbytes, there = held.get(key, (0, {home}))
             if home not in there:
                 fetched += round(share * nbytes)
+    near.update((key, min(there)) for key, (_, there) in held.items() if len(there) == 1)
     program = Program(tuple(nodes), captured.program.outputs)
     return replace(captured, program=program, near=near, fetched=fetched)
+
+
+def _places_of_all(
+    blocks: Sequence[Mapping[Any, float]], held: Mapping[Any, tuple[int, set[int]]], least: float
+) -> list[int]:
+    """Where most of the data of each of several blocks is; empty if some have no place.
+
+    As `_places`.  Data that a block reads as a whole is where the block is, too, for those after
+    it, if no place is used more for that.
+    """
+    reads = list(map(_over_largest, blocks))
+    whole = [[key for key, share in data.items() if share == 1] for data in blocks]
+    busiest = len(reads)
+    best: list[int] = []
+    for sent in ((), whole):
+        found = _places(reads, held, least, sent)
+        known = [place for place in found if place is not None]
+        if len(known) == len(reads) and max(Counter(known).values()) <= busiest:
+            busiest, best = max(Counter(known).values()), known
+    return best
+
+
+def _near_readers(
+    read: DataOfArray, homes: Sequence[int], held: Mapping[Any, tuple[int, set[int]]]
+) -> dict[Any, int]:
+    """The places of tasks of one block each whose data the worker of the block has, or receives.
+
+    Otherwise, it would receive their results and the data.
+    """
+    sent = {
+        (home, key)
+        for maker, home in zip(read.makers, homes, strict=True)
+        for key in read.tasks.get(maker, ())
+    }
+    return {
+        task: home
+        for task, number in read.only_for.items()
+        for home in [homes[number]]
+        if all((home, key) in sent or home in held.get(key, (0, ()))[1] for key in read.tasks[task])
+    }
 
 
 def _over_largest(shares: Mapping[Any, float]) -> dict[Any, float]:
@@ -173,7 +214,10 @@ def _over_largest(shares: Mapping[Any, float]) -> dict[Any, float]:
 
 
 def _places(
-    reads: Sequence[Mapping[Any, float]], held: Mapping[Any, tuple[int, set[int]]], least: float
+    reads: Sequence[Mapping[Any, float]],
+    held: Mapping[Any, tuple[int, set[int]]],
+    least: float,
+    sent: Sequence[Sequence[Any]] = (),
 ) -> list[int | None]:
     """Where most of the bytes of several lists of data are, the least used place of equal ones.
 
@@ -185,18 +229,24 @@ def _places(
         Of data in memory, the bytes and the mesh positions.
     least
         Bytes below which there is no place.
+    sent
+        For each of the lists, the data that is where it is read, too, for those after it; empty if
+        no data is.
     """
     loads: Counter[int] = Counter()
     found: list[int | None] = []
-    for data in reads:
+    copies: dict[Any, set[int]] = defaultdict(set)
+    for data, stays in zip(reads, sent or itertools.repeat(()), strict=False):
         sizes: Counter[int] = Counter()
         for key, share in data.items():
             nbytes, there = held.get(key, (0, set()))
-            sizes.update(dict.fromkeys(there, round(share * nbytes)))
+            sizes.update(dict.fromkeys(there | copies[key], round(share * nbytes)))
         best = min(sizes, key=lambda each: (-sizes[each], loads[each], each), default=None)
         if best is not None and sizes[best] >= max(1, least):
             loads[best] += 1
             found.append(best)
+            for key in stays:
+                copies[key].add(best)
         else:
             found.append(None)
     return found

@@ -107,11 +107,14 @@ def _single(layout: BundleLayout, number: int) -> tuple[Key, Any]:
         if part.path:
             return key, Anchored(key, pick, TaskRef(part.key), part.path)
         return key, Alias(key, part.key)
-    if same:
+    if same and number not in layout.inner:
         new = task.substitute({}, key=key)
     else:
         reads, places = _inputs(layout, [number])
         own = tasks.keys[number]
+        if number in layout.inner:
+            own = layout.inner_key(number)
+            task = task.substitute({}, key=own)
         new = type(task)(key, run_bundle, (task,), own, places, *map(TaskRef, reads))
     return key, anchor_tasks({key: new})[key] if _leaves(layout, number) else new
 
@@ -220,7 +223,9 @@ def memory_of_bundles(layout: BundleLayout) -> GraphMemory:
     named = {
         number
         for number in layout.changed
-        if number not in tasks.kept or layout.named_home(number) == tasks.places[number]
+        if number not in tasks.kept
+        or number in layout.inner
+        or layout.named_home(number) == tasks.places[number]
     }
     memory = {
         layout.key_of[number]: task_memory(tasks, number, is_named=number in named)

@@ -85,6 +85,17 @@ class BundleLayout:
                 continue
             if any(read in self.run_of or read in self.changed for read in tasks.reads[number]):
                 self.changed.add(number)
+        #: Blocks of outputs that no name places, and whose inputs are not all at their place: the
+        #: scheduler plugin finds their home by the key of the only task that they run.  Tasks
+        #: with one input run where this is.
+        self.inner = {
+            number
+            for number in tasks.kept - tasks.frozen - self.shared
+            if number not in self.run_of
+            and (tasks.is_loose(number) and tasks.may_leave(number))
+            and len(tasks.reads[number]) + len(tasks.outside.get(number, ())) > 1
+        }
+        self.changed |= self.inner
         #: The rank of every run, and of every task in no run, in the order in which they run.
         self.run_rank, self.rank = self._ranks()
         ranks = self.run_rank, sorted(self.rank.items())
@@ -173,6 +184,10 @@ class BundleLayout:
             return (name, home, self.run_rank[self.run_of[number]], 0, number)
         return (name, home, self.rank[number])
 
+    def inner_key(self, number: int) -> Key:
+        """The key, by which it has a home, of the task that a block of an output runs."""
+        return (self.name, self.tasks.homes[number], self.rank[number])
+
     def named_home(self, number: int) -> int | None:
         """The mesh position that the name of a block of an output gives; None if it gives none."""
         name = self.tasks.heads[number]
@@ -185,8 +200,6 @@ class BundleLayout:
         home = tasks.homes[output]
         if home is None or self.named_home(output) == home:
             return True
-        if MARK in self.names.get(tasks.heads[output], tasks.heads[output]):
-            return False
         steps = (tasks.tasks[number] for number in run.tasks)
         inside = [key for step in steps for key in (*keys_in(step), step.key)]
         named = (key for key in reversed(inside) if decode(head_of(key)) is not None)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dasktile._compat.dask import fused_keys
 from dasktile.capture.references import head_of
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import keys_in
-from dasktile.schedule.placement import MARK, Placement, decode
+from dasktile.schedule.placement import Placement, decode
 
 Key = Any
 
@@ -40,8 +39,7 @@ class NamedHomes:
         home = self.of(key)
         if home is not None:
             return home
-        inside = fused_keys(task) if MARK in str(head_of(key)) else keys_in(task)
-        homes = (self.of(part) for part in reversed(inside))
+        homes = (self.of(part) for part in reversed(keys_in(task)))
         return next((home for home in homes if home is not None), None)
 
     def of(self, key: Key, name: str | None = None, new: Placement | None = None) -> int | None:

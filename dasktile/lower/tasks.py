@@ -99,6 +99,8 @@ class GraphTasks:
         self.tasks: list[Any] = []
         self.layer: list[str] = []
         self._ends = {key for keys in wanted.values() for key in keys}
+        #: The tokens of the first items of keys.
+        self._tokens: dict[str, str] = {}
         #: The number of every key.
         self.number: dict[Key, int] = {}
         #: Keys of futures.
@@ -249,10 +251,15 @@ class GraphTasks:
     def needs_names(self) -> bool:
         """Whether a task whose name gives no home may run elsewhere than at its place."""
         return self.has_split_roots or any(
-            self.is_loose(number)
-            and not self.is_output(number)
-            and any(self.places[read] != self.places[number] for read in self.moved(number))
-            for number in range(len(self.keys))
+            self.is_loose(number) and self.may_leave(number) for number in range(len(self.keys))
+        )
+
+    def may_leave(self, number: int) -> bool:
+        """Whether a task whose name gives no home may run elsewhere than at its place."""
+        place = self.places[number]
+        data = map(self._position, self.outside.get(number, ()))
+        return any(self.places[read] != place for read in self.moved(number)) or any(
+            there not in (None, place) for there in data
         )
 
     def _using(self, number: int) -> Iterator[int]:
@@ -457,16 +464,21 @@ class GraphTasks:
     def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
         key, head = self.keys[number], self.heads[number]
-        blocks = self.limits.positions.get(self._tokens[head], {})
-        if blocks:
-            return blocks.get(key[1:] if type(key) is tuple else ())
+        if self._positions(head):
+            return self._position(key)
         tiles = self.limits.named.get(head)
         return self.named_homes[number] if tiles is None else self.names.of(key, tiles)
 
-    @cached_property
-    def _tokens(self) -> dict[str, str]:
-        """The tokens of the first items of keys."""
-        return {head: token(head) for head in set(self.heads)}
+    def _position(self, key: Key) -> int | None:
+        """The mesh position of a key in `BundleLimits.positions`, None if it is not there."""
+        blocks = self._positions(str(head_of(key)))
+        return blocks.get(key[1:] if type(key) is tuple else ())
+
+    def _positions(self, head: str) -> Mapping[tuple[int, ...], int]:
+        """The mesh positions of keys with a first item."""
+        if head not in self._tokens:
+            self._tokens[head] = token(head)
+        return self.limits.positions.get(self._tokens[head], {})
 
     def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""

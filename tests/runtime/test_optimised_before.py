@@ -81,3 +81,19 @@ def test_blocks_of_persisted_data_are_made_where_this_is(name: str) -> None:
         counts = dasktile.metrics(client)
     assert counts.placed >= 0.6 * counts.tasks
     assert counts.bytes_received < 2 * SMALL
+
+
+def test_blocks_of_the_same_two_pieces_of_data_are_made_on_one_worker() -> None:
+    """One of the pieces is sent, once for both blocks; tasks that flip it run where they do."""
+    with dask.config.set({"distributed.scheduler.work-stealing": False}), cluster(4) as client:
+        dasktile.enable(client)
+        data = da.random.default_rng(0).random((2000, 2000), chunks=(250, 500)).persist()
+        wait(data)
+        [array] = dask.optimize(data[::-1] + data)
+        told = dasktile.explain(array)
+        dasktile.metrics(client, reset=True)
+        wait(dasktile.optimize(array).persist())
+        counts = dasktile.metrics(client)
+    assert counts.bytes_received == told.bytes_predicted
+    assert counts.bytes_received <= data.nbytes // 2
+    assert counts.tasks == len(array.dask)

@@ -303,10 +303,11 @@ class Placing:
         """The home of a task of a layer, None if the plan gives none.
 
         Of one that follows an array of which no block is known, and of one whose name gives none:
-        that of a task that Dask has fused with it, the last one that has a home.
+        that of a task that it runs, as of one that Dask has fused with it, the last one that has a
+        home.
         """
         home = layer.home(index) or self._home_of_followed(layer, index, homes)
-        return home or next(filter(None, map(layers.home, reversed(fused_keys(ts.run_spec)))), None)
+        return home or next(filter(None, map(layers.home, reversed(keys_in(ts.run_spec)))), None)
 
     def _home_of_followed(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
         """The worker of the block that a task follows; None if it follows none."""

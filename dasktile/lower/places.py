@@ -85,6 +85,7 @@ class _Places:
         self.place_by_inputs()
         self.place_slices_of_data()
         self.place_by_readers()
+        self.place_with_own_inputs()
         rest = [number for number in self.unplaced if self.places[number] is None]
         if len(rest) >= self.graph.settings.divided_share * len(self.places):
             self.divide(rest)
@@ -160,6 +161,30 @@ class _Places:
             return False
         read = sum(graph.sizes[each] for each in graph.moved(reader))
         return graph.sizes[number] > graph.settings.near_inputs * read
+
+    def place_with_own_inputs(self) -> None:
+        """Run a task where all of its inputs are, but for those that are made for it alone.
+
+        These are tasks without inputs, which can be anywhere, and run there, too.
+        """
+        graph, places = self.graph, self.places
+        for number in self.unplaced:
+            if places[number] is not None:
+                continue
+            reads = self.read_by(number)
+            own = [
+                read
+                for read in reads
+                if places[read] is None
+                and graph.readers[read] == [number]
+                and graph.may_run(read)
+                and not self.read_by(read)
+            ]
+            there = {places[read] for read in reads if read not in own}
+            if own and len(there) == 1:
+                [place] = there
+                for each in (number, *own):
+                    places[each] = place
 
     def place_rest(self) -> None:
         """Run a task with inputs on several workers where the fewest bytes are received for it.

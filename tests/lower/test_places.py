@@ -62,3 +62,17 @@ def test_chains_from_data_of_the_graph_run_where_they_are_read(length: int) -> N
     graph = Graph([[], *chains, *blocks, *readers], places, data={0})
     expected = [None, *[int(at > 2) for _ in range(length) for at in range(6)]]
     assert places_of(graph)[:first] == expected
+
+
+def test_inputs_made_for_one_task_alone_are_made_where_its_others_are() -> None:
+    """As stored blocks that are read beside results of the plan, whatever the sizes of both."""
+    # data, two reads of it, two results that the plan places, and a task for each read and result
+    graph = Graph([[], [0], [0], [], [], [1, 3], [2, 4]], {3: 1, 4: 0}, data={0})
+    graph.sizes[1] = graph.sizes[2] = 1000
+    assert places_of(graph) == [None, 1, 0, 1, 0, 1, 0]
+
+
+def test_inputs_of_several_tasks_do_not_follow_one_of_them() -> None:
+    graph = Graph([[], [0], [], [], [1, 2], [1, 3]], {2: 1, 3: 0}, data={0})
+    graph.sizes[1] = 1000
+    assert places_of(graph)[1] is None

@@ -44,6 +44,8 @@ class PlacedGraph(Protocol):
 
     def location(self, number: int) -> Place: ...
 
+    def may_move(self, number: int) -> bool: ...
+
 
 def places_of(graph: PlacedGraph) -> list[Place]:
     """The mesh position of each task; None for tasks that may run anywhere.
@@ -91,6 +93,7 @@ class _Places:
             self.divide(rest)
             self.place_by_inputs()
         self.place_rest()
+        self.move_to_inputs()
         return self.places
 
     def place_by_inputs(self) -> None:
@@ -200,9 +203,9 @@ class _Places:
         received: set[tuple[int, Place]] = set()
         added: Counter[Place] = Counter()
         for number in rest:
-            reads = graph.moved(number)
+            reads = self.reads_with_places(number)
             there = {places[read] for read in reads}
-            if not there or None in there:
+            if not there:
                 continue
 
             def cost(place: Place, number: int = number, reads: list[int] = reads) -> int:
@@ -224,6 +227,35 @@ class _Places:
             places[number] = best
             added[best] += 1
             received.update((read, best) for read in reads)
+
+    def move_to_inputs(self) -> None:
+        """Run blocks that may be anywhere where fewer bytes are received for them, if there are."""
+        graph, places = self.graph, self.places
+        moving = [number for number, place in enumerate(places) if graph.may_move(number)]
+        if not moving:
+            return
+        #: By result and place, the tasks there that read it.
+        readers = Counter(
+            (read, place) for number, place in enumerate(places) for read in graph.moved(number)
+        )
+        for number in moving:
+            home, reads = places[number], self.reads_with_places(number)
+            there = {places[read] for read in reads}
+            if not there or not graph.guessed.isdisjoint(reads):
+                continue
+            readers.subtract((read, home) for read in reads)
+
+            def received(place: Place, reads: list[int] = reads) -> int:
+                lacking = (
+                    read for read in reads if places[read] != place and not readers[read, place]
+                )
+                return sum(graph.sizes[read] for read in lacking)
+
+            best = min(
+                {home, *there}, key=lambda place: (received(place), place != home, place or 0)
+            )
+            readers.update((read, best) for read in reads)
+            places[number] = best
 
     @cached_property
     def depth(self) -> list[int]:
@@ -305,6 +337,17 @@ class _Places:
         """What a task reads that is made by tasks."""
         graph = self.graph
         return [read for read in graph.moved(number) if type(graph.tasks[read]) is not DataNode]
+
+    def reads_with_places(self, number: int) -> list[int]:
+        """What a task reads whose places are known; nothing if those of much else are not."""
+        graph = self.graph
+        reads = graph.moved(number)
+        known = [read for read in reads if self.places[read] is not None]
+        if len(known) == len(reads):
+            return reads
+        size = sum(graph.sizes[read] for read in known)
+        enough = graph.settings.near_inputs * sum(graph.sizes[read] for read in reads)
+        return known if size > enough else []
 
     def place_of_inputs(self, number: int) -> Place:
         """The mesh position of the inputs of a task, or of nearly all of their bytes.

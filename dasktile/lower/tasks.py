@@ -254,6 +254,15 @@ class GraphTasks:
             self.is_loose(number) and self.may_leave(number) for number in range(len(self.keys))
         )
 
+    def may_move(self, number: int) -> bool:
+        """Whether a block of an output may be anywhere: no name, nor data, gives it a home."""
+        return (
+            self.is_output(number)
+            and len(self.reads[number]) > 1
+            and number not in self.outside
+            and self.named_homes[number] is None
+        )
+
     def may_leave(self, number: int) -> bool:
         """Whether a task whose name gives no home may run elsewhere than at its place."""
         place = self.places[number]

@@ -20,6 +20,7 @@ class Graph:
     reads: list[list[int]]
     planned: dict[int, int]
     data: set[int] = field(default_factory=set)
+    free: set[int] = field(default_factory=set)
     positions: int = 2
     settings: LowerSettings = DEFAULTS
 
@@ -45,6 +46,9 @@ class Graph:
 
     def location(self, number: int) -> int | None:
         return self.planned.get(number)
+
+    def may_move(self, number: int) -> bool:
+        return number in self.free
 
 
 @pytest.mark.parametrize("length", [1, 2])
@@ -76,3 +80,18 @@ def test_inputs_of_several_tasks_do_not_follow_one_of_them() -> None:
     graph = Graph([[], [0], [], [], [1, 2], [1, 3]], {2: 1, 3: 0}, data={0})
     graph.sizes[1] = 1000
     assert places_of(graph)[1] is None
+
+
+def test_blocks_that_may_be_anywhere_run_where_most_bytes_are_for_them() -> None:
+    """A result that another task receives on the same worker is not counted again."""
+    # results on three workers, a task that reads the first on the second worker, and blocks
+    reads = [[], [], [], [0], [0, 2], [0, 1]]
+    planned = {0: 0, 1: 1, 2: 2, 3: 1, 4: 1, 5: 2}
+    assert places_of(Graph(reads, planned, positions=3))[4:] == [1, 2]
+    assert places_of(Graph(reads, planned, positions=3, free={4, 5}))[4:] == [2, 1]
+
+
+def test_little_from_anywhere_does_not_keep_a_task_from_its_other_inputs() -> None:
+    graph = Graph([[], [], [], [0, 1, 2], [0]], {1: 0, 2: 1}, positions=2)
+    graph.sizes[0], graph.sizes[2] = 10, 150
+    assert places_of(graph)[:4] == [None, 0, 1, 1]

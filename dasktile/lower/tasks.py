@@ -38,7 +38,7 @@ from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
 from dasktile.lower.transfers import received, unsized_share
 from dasktile.lower.working import LightTasks, working_bytes
-from dasktile.schedule.placement import SLICE_PREFIX, token
+from dasktile.schedule.placement import SLICE_PREFIX, is_written, token
 
 Key = Any
 
@@ -358,7 +358,8 @@ class GraphTasks:
             shape, itemsize = tile
             return math.ceil(math.prod(shape) * itemsize)
         size = self.limits.size.get(name)
-        return self.tile_size(number) if size is None else size
+        # Dask's own steps have the token of their array, too, and results of their own
+        return self.tile_size(number) if size is None and is_written(name) else size
 
     def tile(self, number: int) -> KnownResult | None:
         """A tile of an array of the plan, or a worker's copy of one; None for other results."""

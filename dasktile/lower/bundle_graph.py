@@ -237,7 +237,7 @@ def memory_of_bundles(layout: BundleLayout) -> GraphMemory:
         returned = layout.returned[at]
         views = _views(tasks, returned)
         size = sum(tasks.sizes[number] for number in returned)
-        shared = sum(tasks.sizes[number] for number in views)
+        shared = size - sum(_held(tasks, number, views) for number in returned)
         working = _live(tasks, run, returned, views) - size + shared
         memory[layout.key[at]] = TaskMemory(size, working, place, shared=shared)
         if at in layout.alias:
@@ -261,12 +261,17 @@ def _views(tasks: GraphTasks, returned: Sequence[int]) -> set[int]:
     return {number for number in together if views.get(number) in together}
 
 
+def _held(tasks: GraphTasks, number: int, views: Collection[int]) -> int:
+    """Bytes that a result of a run takes where it is made."""
+    return 0 if number in views else tasks.held.get(number, tasks.sizes[number])
+
+
 def _live(tasks: GraphTasks, run: Run, returned: Sequence[int], views: Collection[int]) -> int:
     """Bytes of the results of a run that are in memory at the same time."""
     return live_bytes(
         run.tasks,
         tasks.reads.__getitem__,
-        lambda number: 0 if number in views else tasks.sizes[number],
+        lambda number: _held(tasks, number, views),
         returned,
         tasks.working.__getitem__,
     )

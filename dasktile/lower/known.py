@@ -30,6 +30,9 @@ class KnownResult:
         Labels of the groups along the last axis; None for other results.
     dtype
         The type of all elements; None if it is unknown.
+    base
+        Bytes of the array of which it is a view that repeats elements; None for other results.  As
+        it is sent, it has all of its own.
     """
 
     shapes: tuple[Shape, ...]
@@ -37,6 +40,7 @@ class KnownResult:
     is_array: bool = True
     groups: Any = None
     dtype: np.dtype[Any] | None = None
+    base: int | None = None
 
     @property
     def nbytes(self) -> int:

@@ -89,7 +89,9 @@ def task_memory(tasks: GraphTasks, number: int, is_named: bool = False) -> TaskM
         # of data, and of tasks that keep their keys, only a name gives the home
         known = known and tasks.named_homes[number] is not None
     place = tasks.places[number] if known else None
-    return TaskMemory(tasks.sizes[number], tasks.working[number], place)
+    size = tasks.sizes[number]
+    shared = size - tasks.held.get(number, size)
+    return TaskMemory(size, tasks.working[number], place, shared=shared)
 
 
 def guessed_share(tasks: GraphTasks) -> float:

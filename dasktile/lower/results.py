@@ -99,6 +99,8 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
     arguments = []
     for argument in _flat(task.args):
         known = _known_argument(argument, graph)
+        if isinstance(known, KnownResult) and known.base is not None:
+            known = replace(known, base=None)
         if known is None and _is_task(argument) and not _is_none(argument, graph):
             return None
         arguments.append(known)

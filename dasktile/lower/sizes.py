@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -55,8 +55,26 @@ class SizedTasks(Protocol):
     def data(self, key: Key) -> Any: ...
 
 
-def estimated_sizes(tasks: SizedTasks) -> tuple[list[int], set[int]]:
-    """Bytes of every result, and the tasks for which they are a guess.
+class Sizes(NamedTuple):
+    """Bytes of results.
+
+    Parameters
+    ----------
+    nbytes
+        Of every result.
+    guessed
+        The tasks for which they are a guess.
+    held
+        Of results that repeat elements of others, bytes where they are made.
+    """
+
+    nbytes: list[int]
+    guessed: set[int]
+    held: dict[int, int]
+
+
+def estimated_sizes(tasks: SizedTasks) -> Sizes:
+    """Bytes of every result.
 
     Results that are on every worker count nothing.
 
@@ -80,10 +98,11 @@ class _Estimate:
         #: By the identity of an array of the graph, or a slice of one, the labels that occur in it.
         self.labels: dict[int, np.ndarray] = {}
 
-    def sizes(self) -> tuple[list[int], set[int]]:
+    def sizes(self) -> Sizes:
         tasks = self.tasks
         sizes = [0] * len(tasks.keys)
         guessed: set[int] = set()
+        held: dict[int, int] = {}
         unknown = set()
         for number in range(len(tasks.keys)):
             if tasks.is_free(number):
@@ -106,6 +125,8 @@ class _Estimate:
             if result is not None:
                 self.computed[number] = result
                 sizes[number] = result.nbytes
+                if result.base is not None:
+                    held[number] = min(result.base, result.nbytes)
                 continue
             whole = tasks.tile_size(number)
             if whole is not None:
@@ -149,7 +170,7 @@ class _Estimate:
             is_piece = bool(parts) and getattr(task, "func", None) in SLICING
             if not is_piece and type(task) is not DataNode:
                 guessed.add(number)
-        return sizes, guessed
+        return Sizes(sizes, guessed, held)
 
     def items(self, number: int) -> list[int]:
         """The readers of a result that each take another item by its name; empty for others."""
@@ -191,8 +212,8 @@ class _Estimate:
             # the plan knows its size, but not which arrays it consists of
             return known_result(self.tasks.tasks[number], self.graph(number, self.noted_of))
         nbytes = noted.nbytes
-        if not nbytes or is_uniform(getattr(self.tasks.tasks[number], "func", None)):
-            return noted
+        if not nbytes or size == _ELEMENT:
+            return noted  # it broadcasts one element, or has no others
         # the plan knows better than the annotations of how many bytes an element has
         return replace(noted, itemsize=noted.itemsize * size / nbytes)
 

@@ -122,7 +122,7 @@ class GraphTasks:
         self.readers = self.edges.readers
         self.inputs_first = self._inputs_first()
         self.names = NamedHomes(limits)
-        self.sizes, self.guessed = estimated_sizes(self)
+        self.sizes, self.guessed, self.held = estimated_sizes(self)
         self.unsized = {at for at in self.guessed if not self.sizes[at]}
         for at in self.unsized:
             # a result that may be large should not be kept from one bundle to another
@@ -353,6 +353,8 @@ class GraphTasks:
         if isinstance(value, np.ndarray):
             # its layer may say otherwise: Dask describes positions by the blocks that they are of
             return value.nbytes
+        if self._is_step(number):
+            return None
         tile = self._tile(number)
         if tile is not None:
             shape, itemsize = tile
@@ -360,6 +362,11 @@ class GraphTasks:
         size = self.limits.size.get(name)
         # Dask's own steps have the token of their array, too, and results of their own
         return self.tile_size(number) if size is None and is_written(name) else size
+
+    def _is_step(self, number: int) -> bool:
+        """Whether a key has the name of an array and is of no block, as those of running sums."""
+        key = self.keys[number]
+        return type(key) is tuple and any(type(at) is str for at in key[1:])
 
     def tile(self, number: int) -> KnownResult | None:
         """A tile of an array of the plan, or a worker's copy of one; None for other results."""
@@ -370,7 +377,7 @@ class GraphTasks:
         """The shape of a tile, and bytes of an element; None for other results."""
         name, key = self.heads[number], self.keys[number]
         chunks, itemsize = self.limits.tiles.get(name, ((), 0))
-        if not itemsize:
+        if not itemsize or self._is_step(number):
             return None
         if type(key) is tuple and len(key) == len(chunks) + 2:
             # the first number of a copy is its place

@@ -80,7 +80,7 @@ def _sorted_again(given: Given) -> KnownResult | None:
         return None
     [shape] = sources[0].shapes
     whole = sum(each.shapes[0][axis] for each in sources)
-    return _shaped(sources[0], (*shape[:axis], whole, *shape[axis + 1 :]))
+    return _of_several(sources, (*shape[:axis], whole, *shape[axis + 1 :]))
 
 
 def _stacked(given: Given) -> KnownResult | None:
@@ -94,7 +94,7 @@ def _stacked(given: Given) -> KnownResult | None:
 
 def _of_several(sources: Sequence[KnownResult], shape: Shape) -> KnownResult:
     """Arrays of one type in one."""
-    return KnownResult((shape,), sources[0].itemsize, dtype=common_type(sources))
+    return KnownResult((shape,), max(each.itemsize for each in sources), dtype=common_type(sources))
 
 
 def joined(given: Given) -> KnownResult | None:
@@ -196,8 +196,7 @@ def _windows(given: Given) -> KnownResult | None:
     for window, axis in zip(windows, axes, strict=True):
         shape[axis] -= window - 1
     whole = (*shape, *windows)
-    itemsize = array.nbytes / max(1, math.prod(whole))
-    return replace(array, shapes=(whole,), itemsize=itemsize)
+    return replace(array, shapes=(whole,), base=array.nbytes)
 
 
 def _only(given: Given) -> KnownResult | None:

@@ -15,11 +15,13 @@ import numpy as np
 
 from dasktile._compat.dask import Alias, DataNode
 from dasktile.capture.rules.sources import is_uniform
+from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.kernels.blas import total
 from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
 from dasktile.lower.known import KnownResult
 from dasktile.lower.noted import NotedBlocks
+from dasktile.lower.planned_sizes import PlannedSizes
 from dasktile.lower.results import SLICING, ResultGraph, array_result, known_result
 from dasktile.lower.working import data_of
 from dasktile.schedule.placement import SLICE_PREFIX
@@ -41,16 +43,11 @@ class SizedTasks(Protocol):
     readers: list[list[int]]
     inputs_first: list[int]
     noted: Mapping[str, NotedBlocks]
+    limits: BundleLimits
 
     def is_free(self, number: int) -> bool: ...
 
     def block_numbers(self, number: int) -> Mapping[str, int]: ...
-
-    def planned_size(self, number: int) -> int | None: ...
-
-    def tile_size(self, number: int) -> int | None: ...
-
-    def tile(self, number: int) -> KnownResult | None: ...
 
     def data(self, key: Key) -> Any: ...
 
@@ -89,6 +86,7 @@ def estimated_sizes(tasks: SizedTasks) -> Sizes:
 class _Estimate:
     def __init__(self, tasks: SizedTasks) -> None:
         self.tasks = tasks
+        self.planned = PlannedSizes(tasks.limits)
         #: Results that were computed from others.
         self.computed: dict[int, KnownResult] = {}
         #: By result, the number of its slices.
@@ -110,7 +108,7 @@ class _Estimate:
             size = (
                 _ELEMENT
                 if is_uniform(getattr(tasks.tasks[number], "func", None))
-                else tasks.planned_size(number)
+                else self.planned.size(tasks.tasks[number], tasks.keys[number])
             )
             if size is None and (result := self.noted(number)) is not None:
                 size = result.nbytes
@@ -128,7 +126,7 @@ class _Estimate:
                 if result.base is not None:
                     held[number] = min(result.base, result.nbytes)
                 continue
-            whole = tasks.tile_size(number)
+            whole = self.planned.of_token(tasks.keys[number])
             if whole is not None:
                 # a slice for this tile
                 sizes[number] = whole
@@ -207,7 +205,7 @@ class _Estimate:
         """A result whose shape is known, of `size` bytes; None for others."""
         if number in self.computed:
             return self.computed[number]
-        noted = self.noted(number) or self.tasks.tile(number)
+        noted = self.noted(number) or self.planned.tile(self.tasks.keys[number])
         if noted is None:
             # the plan knows its size, but not which arrays it consists of
             return known_result(self.tasks.tasks[number], self.graph(number, self.noted_of))

@@ -23,11 +23,10 @@ from dasktile._compat.dask import (
 )
 from dasktile._compat.merged_parts import layer_of_part
 from dasktile.capture.base import GraphView
-from dasktile.capture.references import head_of, in_order_of_reads, is_block
+from dasktile.capture.references import head_of, in_order_of_reads
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.frozen import PLAIN, frozen_tasks
-from dasktile.lower.known import KnownResult
 from dasktile.lower.merged_layers import MergedGraph
 from dasktile.lower.named_homes import NamedHomes
 from dasktile.lower.names import predicted_bytes, whole_layer_name, without_names
@@ -38,7 +37,7 @@ from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
 from dasktile.lower.transfers import received, unsized_share
 from dasktile.lower.working import LightTasks, working_bytes
-from dasktile.schedule.placement import SLICE_PREFIX, is_written, token
+from dasktile.schedule.placement import SLICE_PREFIX, token
 
 Key = Any
 
@@ -340,62 +339,6 @@ class GraphTasks:
         if not isinstance(layer, Blockwise) or type(key) is not tuple:
             return {}
         return dict(zip(layer.output_indices, key[1:], strict=False))
-
-    def planned_size(self, number: int) -> int | None:
-        """Bytes of a result according to the plan; None for results that it does not know."""
-        name = self.heads[number]
-        if name.startswith(SLICE_PREFIX):
-            return None
-        value = getattr(self.tasks[number], "value", None)
-        if type(value) is tuple:
-            # the positions of a step that takes elements, which has the token of its tiles
-            return sum(getattr(part, "nbytes", 0) for part in value)
-        if isinstance(value, np.ndarray):
-            # its layer may say otherwise: Dask describes positions by the blocks that they are of
-            return value.nbytes
-        if self._is_step(number):
-            return None
-        tile = self._tile(number)
-        if tile is not None:
-            shape, itemsize = tile
-            return math.ceil(math.prod(shape) * itemsize)
-        size = self.limits.size.get(name)
-        # Dask's own steps have the token of their array, too, and results of their own
-        return self.tile_size(number) if size is None and is_written(name) else size
-
-    def _is_step(self, number: int) -> bool:
-        """Whether a key has the name of an array and is of no block, as those of running sums."""
-        key = self.keys[number]
-        return type(key) is tuple and any(type(at) is str for at in key[1:])
-
-    def tile(self, number: int) -> KnownResult | None:
-        """A tile of an array of the plan, or a worker's copy of one; None for other results."""
-        tile = self._tile(number)
-        return None if tile is None else KnownResult((tile[0],), tile[1])
-
-    def _tile(self, number: int) -> tuple[tuple[int, ...], float] | None:
-        """The shape of a tile, and bytes of an element; None for other results."""
-        name, key = self.heads[number], self.keys[number]
-        chunks, itemsize = self.limits.tiles.get(name, ((), 0))
-        if not itemsize or self._is_step(number):
-            return None
-        if type(key) is tuple and len(key) == len(chunks) + 2:
-            # the first number of a copy is its place
-            key = (name, *key[2:])
-        if not is_block(key, name, self._numblocks[name]):
-            return None
-        # block numbers may be of any type that equals an integer
-        places = [at if type(at) is int else int(getattr(at, "real", at)) for at in key[1:]]
-        return tuple(map(getitem, chunks, places)), itemsize
-
-    @cached_property
-    def _numblocks(self) -> dict[str, tuple[int, ...]]:
-        """By the name of a layer that holds an array, the blocks along each axis."""
-        return {name: tuple(map(len, chunks)) for name, (chunks, _) in self.limits.tiles.items()}
-
-    def tile_size(self, number: int) -> int | None:
-        """Bytes of the tiles that a result has the token of; None if that is unknown."""
-        return self.limits.size.get(self.heads[number].rpartition("-")[2])
 
     # Tasks
 

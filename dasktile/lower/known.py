@@ -46,7 +46,7 @@ class KnownResult:
     def nbytes(self) -> int:
         """Bytes of all arrays, and of the labels of groups."""
         labels = 0 if self.groups is None else _LABEL * len(self.groups)
-        return int(sum(map(math.prod, self.shapes)) * self.itemsize) + labels
+        return round(sum(map(math.prod, self.shapes)) * self.itemsize) + labels
 
 
 def known_array(shape: Shape, dtype: Any) -> KnownResult:

@@ -21,6 +21,10 @@ from dasktile.predicted import InputRun, with_own_prediction
 from dasktile.prediction import CLEARLY_LESS, MORE_MOVED, Prediction
 from dasktile.request import Request
 
+#: Bytes that the worker makes which makes most, over the mean, up to which work is even (chosen: as
+#: for blocks of data).
+MOST_UNEVEN = 1.5
+
 #: Tasks of the input, as it runs, up to which divisions are tried (chosen: each is written, and its
 #: run simulated).
 MOST_TASKS = 2_000
@@ -67,7 +71,12 @@ def best_division(
 
 
 def _is_better(run: Prediction, best: Prediction, few: float) -> bool:
-    """Whether a run moves fewer bytes and costs hardly more, or few more and costs clearly less."""
+    """Whether a run moves fewer bytes and costs hardly more, or few more and costs clearly less.
+
+    It must be about as even, as simulated runs do not have the time that functions take.
+    """
+    if run.uneven > max(best.uneven, MOST_UNEVEN):
+        return False
     if run.moved < best.moved:
         return CLEARLY_LESS * run.cost < best.cost
     return run.moved <= best.moved + few and run.cost < CLEARLY_LESS * best.cost

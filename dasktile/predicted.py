@@ -103,13 +103,17 @@ class InputRun:
 
     @cached_property
     def ran(self) -> dict[Any, int]:
-        """The worker that is predicted to run each task, by key."""
+        """The worker that is predicted to run each task that reads results of others, by key.
+
+        Other tasks may run where they are read.
+        """
         tasks, _ = self._tasks
+        data = set(tasks.data)
         return {
             key: worker
-            for keys, worker in zip(tasks.keys, self._run.ran, strict=True)
+            for keys, reads, worker in zip(tasks.keys, tasks.reads, self._run.ran, strict=True)
             for key in keys
-            if worker >= 0
+            if worker >= 0 and not data.issuperset(reads)
         }
 
     @cached_property

@@ -126,6 +126,8 @@ class Prediction:
         Bytes that workers receive from workers of other hosts; None where there is one host.
     busiest_link
         Bytes that the worker with most receives from others, or sends to them.
+    uneven
+        Bytes of the results that one worker makes, the one that makes most, over the mean.
     """
 
     seconds: float
@@ -141,6 +143,7 @@ class Prediction:
     from_memory: bool = False
     between_hosts: int | None = None
     busiest_link: int = 0
+    uneven: float = 1.0
 
     @property
     def is_sound(self) -> bool:
@@ -427,6 +430,10 @@ def prediction_of(
     machine, work, tasks, guessed
         As for `predict_tasks`.
     """
+    made = [0] * len(run.results)
+    for worker, size in zip(run.ran, tasks.sizes, strict=True):
+        if worker >= 0:
+            made[worker] += size
     return Prediction(
         run.seconds,
         run.moved,
@@ -441,6 +448,7 @@ def prediction_of(
         bool(tasks.there),
         run.between_hosts if len(set(machine.hosts)) > 1 else None,
         run.busiest_link,
+        max(made) * len(made) / max(1, sum(made)),
     )
 
 

@@ -29,6 +29,7 @@ class PlacedGraph(Protocol):
     inputs_first: list[int]
     sizes: list[int]
     guessed: set[int]
+    outside: dict[int, list[Any]]
 
     @property
     def positions(self) -> int: ...
@@ -172,7 +173,7 @@ class _Places:
         """
         graph, places = self.graph, self.places
         for number in self.unplaced:
-            if places[number] is not None:
+            if places[number] is not None or number in graph.outside:
                 continue
             reads = self.read_by(number)
             own = [
@@ -193,7 +194,8 @@ class _Places:
         """Run a task with inputs on several workers where the fewest bytes are received for it.
 
         Where bytes are a guess, it runs where its last input is made: the next step of a loop runs
-        where the one before has run.
+        where the one before has run.  The scheduler plugin places those made of data in memory,
+        when it knows their bytes.
         """
         graph, places = self.graph, self.places
         rest = [number for number in self.unplaced if places[number] is None]
@@ -219,6 +221,8 @@ class _Places:
 
             candidates = {*there, near[number]} - {None}
             if not graph.guessed.isdisjoint(reads):
+                if graph.outside:
+                    continue
                 latest = max(self.depth[read] for read in reads)
                 candidates = {places[read] for read in reads if self.depth[read] == latest}
                 if len(candidates) > 1:

@@ -250,7 +250,11 @@ class GraphTasks:
     def needs_names(self) -> bool:
         """Whether a task whose name gives no home may run elsewhere than at its place."""
         return self.has_split_roots or any(
-            self.is_loose(number) and self.may_leave(number) for number in range(len(self.keys))
+            self.is_loose(number)
+            # others may read data whose workers the plan does not know
+            and (number in self.outside or not (self.outside and self.is_output(number)))
+            and self.may_leave(number)
+            for number in range(len(self.keys))
         )
 
     def may_move(self, number: int) -> bool:
@@ -265,10 +269,11 @@ class GraphTasks:
     def may_leave(self, number: int) -> bool:
         """Whether a task whose name gives no home may run elsewhere than at its place."""
         place = self.places[number]
-        data = map(self._position, self.outside.get(number, ()))
-        return any(self.places[read] != place for read in self.moved(number)) or any(
-            there not in (None, place) for there in data
-        )
+        reads = {self.places[read] for read in self.moved(number)}
+        data = set(map(self._position, self.outside.get(number, ()))) - {None}
+        if data and place not in reads | data:
+            return False  # data gives no such place
+        return not (reads | data) <= {place}
 
     def _using(self, number: int) -> Iterator[int]:
         """The tasks that read a result, or slices of it."""

@@ -34,6 +34,7 @@ class Graph:
         self.inputs_first = list(range(count))
         self.sizes = [100] * count
         self.guessed: set[int] = set()
+        self.outside: dict[int, list[Any]] = {}
 
     def moved(self, number: int) -> list[int]:
         return self.reads[number]

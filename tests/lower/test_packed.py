@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dasktile._compat.dask import Alias, DataNode, List, Task, TaskRef, fuse_tasks
+from dasktile._compat.dask import Alias, DataNode, List, Task, TaskRef
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.packed import pack_tasks, unpack_tasks
 from tests.graphs_alike import difference
@@ -30,7 +30,7 @@ def product(i: int, j: int) -> Task:
 
 def fused(i: int, j: int) -> Any:
     first = Task(("y", i), operator.neg, ref("a", i))
-    return fuse_tasks(first, Task(("x", i, j), operator.add, ref("y", i), ref("b", j)))
+    return Task.fuse(first, Task(("x", i, j), operator.add, ref("y", i), ref("b", j)))
 
 
 TASKS = {

@@ -57,20 +57,20 @@ def _have_keys(dicts: Collection[Mapping[Any, Any]]) -> bool:
 
 def _pack(values: Sequence[Any], whole: Set[int]) -> Packed:
     """The columns of some values: tasks, references, tuples and dicts are taken apart."""
-    kinds = list(map(type, values))
-    if len(set(kinds)) != 1:
-        return _pack_by_form(values, kinds, whole)
-    kind, first = kinds[0], values[0]
+    if len(set(map(type, values))) != 1:
+        return _pack_by_form(values, list(map(type, values)), whole)
+    kind, first = type(values[0]), values[0]
     if kind is int:
         return _pack_integers(values)
     if kind is TaskRef:
         return "references", _pack([value.key for value in values], whole)
     if kind is str and values.count(first) == len(values):
         return "same", first, len(values)
-    own = dict(zip(map(id, values), values, strict=True))
-    if len(own) == 1:
+    count = len(set(map(id, values)))
+    if count == 1:
         return "same", first, len(values)
-    if len(own) <= len(values) // 4:
+    if count <= len(values) // 4:
+        own = {id(value): value for value in values}
         place = {each: at for at, each in enumerate(own)}
         places = _pack_integers([place[id(value)] for value in values])
         return "several", _pack(list(own.values()), whole), places

@@ -92,23 +92,18 @@ class FusibleTasks:
         #: Layers without the tasks that are not needed.
         self.culled = self._cull() if self.only_needed else set[str]()
         for name, tasks in self.tasks_of_layer.items():
-            for key, task in tasks.items():
-                self.number[key] = len(self.keys)
-                self.keys.append(key)
-                self.tasks.append(with_key(task, key))
-                self.layer.append(name)
+            self.keys += tasks
+            self.tasks += map(with_key, tasks.values(), tasks)
+            self.layer += [name] * len(tasks)
+        self.number = {key: number for number, key in enumerate(self.keys)}
         #: What each task reads.
         self.reads: list[list[int]] = []
         for task in self.tasks:
-            reads = []
             for key in task.dependencies:
-                read = self.number.get(key)
-                if read is None:
-                    read = self.number[key] = len(self.keys)
+                if key not in self.number:
+                    self.number[key] = len(self.keys)
                     self.keys.append(key)
-                reads.append(read)
-            reads.sort()
-            self.reads.append(reads)
+            self.reads.append(sorted(map(self.number.__getitem__, task.dependencies)))
         self.readers: list[list[int]] = [[] for _ in self.keys]
         for number, reads in enumerate(self.reads):
             for read in reads:

@@ -46,7 +46,8 @@ def unpack_tasks(packed: Packed) -> dict[Any, Any]:
 def _have_keys(dicts: Collection[Mapping[Any, Any]]) -> bool:
     """Whether the keys of dicts are those that the tasks in them have, too."""
     return all(
-        type(task) in (Task, Anchored) and task.key == key
+        # keys that are equal may have numbers of other types
+        type(task) in (Task, Anchored) and task.key is key
         for each in dicts
         for key, task in each.items()
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import math
 import pickle
+import re
 import sys
 import weakref
 from collections import OrderedDict
@@ -26,7 +28,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from dasktile import pipeline, templates
-from dasktile.capture import seen
+from dasktile.capture import literals, seen
 from dasktile.lower import gaps
 from dasktile.recent import recently_used
 from tests.agreement import EAGER
@@ -499,3 +501,16 @@ def test_names_in_texts_of_keys_are_taken_apart_once() -> None:
     others = [f"x-{digit * 32}" for digit in "cd"]
     expected = [str((name, number)) for name in others for number in range(50)]
     assert gapped.filled(gaps.Source(tuple(others), {}, ())) == expected
+
+
+def test_tokens_are_looked_for_by_one_pattern() -> None:
+    pattern = f"({literals.TOKEN.pattern}|{literals.SHORT_TOKEN.pattern})"
+    parts = ["0", "af", "_f", "-", ".", "x", "0123", "a" * 8, "-abcd-0123-4567-0123456789ab"]
+    parts += ["b" * 10, "c" * 31, "d" * 32, "9" * 33]
+    found = 0
+    for chosen in itertools.product(parts, repeat=4):
+        text = "".join(chosen)
+        pieces = gaps._TOKENS.split(text)
+        assert pieces == re.split(pattern, text)
+        found += len(pieces) > 1
+    assert found > 10_000

@@ -242,7 +242,6 @@ else:
     )
 
 resolve_aliases: Any = _lookup(_SPEC, "resolve_aliases", "dasktile.plan raises an error", PLAN)
-fuse_tasks: Any = _lookup(_SPEC, "Task.fuse", "chains of tasks are not fused", FUSE)
 execute_subgraph: Any = _lookup(
     _SPEC,
     "_execute_subgraph",

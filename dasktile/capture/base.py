@@ -10,7 +10,7 @@ as an input are not visited.  A layer without an operation is unchanged, with a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,16 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import Alias, GraphNode, convert_legacy_graph
-from dasktile.capture.references import Key, Keys, head_of, heads_of, read_by, references, tasks_of
+from dasktile.capture.references import (
+    Key,
+    Keys,
+    head_of,
+    heads_of,
+    listed_tuples,
+    read_by,
+    references,
+    tasks_of,
+)
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
 
@@ -192,6 +201,7 @@ class GraphView:
     _heads: dict[str, frozenset[Any]] = field(default_factory=dict, repr=False)
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     _known: dict[str, Keys] = field(default_factory=dict, repr=False)
+    _listed: dict[str, Set[Key] | None] = field(default_factory=dict, repr=False)
     solvers: dict[str, str] | None = field(default=None, repr=False)
     errors: list[Exception] = field(default_factory=list, repr=False)
 
@@ -224,6 +234,17 @@ class GraphView:
                 tasks = convert_legacy_graph(tasks, self._known_keys(name))
             self._tasks[name] = dict(tasks)
         return self._tasks[name]
+
+    def listed_keys(self, name: str) -> Set[Key] | None:
+        """The keys that a layer reads, if its tasks call functions of nested lists of them only.
+
+        Such tasks are tuples that need no conversion; None for a layer with others.
+        """
+        if name not in self._listed:
+            found = listed_tuples(tasks_of(self.layers[name]).values())
+            are_keys = found is not None and self._known_keys(name).have(found)
+            self._listed[name] = found if are_keys else None
+        return self._listed[name]
 
     def needed_tasks(self, wanted: Iterable[Key]) -> dict[str, dict[Key, GraphNode | None]]:
         """By layer, the tasks that some keys depend on, in the order of the layer.

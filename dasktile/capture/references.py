@@ -14,7 +14,7 @@ The first item of a key is its *head*; it is usually, but not always, the name o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, product
 from operator import itemgetter
 from typing import Any
@@ -119,6 +119,24 @@ def tasks_of(layer: Layer) -> Mapping[Key, Any]:
     if isinstance(layer, MaterializedLayer):
         return layer.mapping
     return blockwise_tasks(layer) if type(layer) is Blockwise else dict(layer)
+
+
+def listed_tuples(tasks: Iterable[Any]) -> set[Key] | None:
+    """The tuples in nested lists that tasks call functions of; None for other tasks.
+
+    If they are keys, these are the keys that the tasks read.  Dask's reductions have such tasks.
+    """
+    items: list[Any] = []
+    for task in tasks:
+        if type(task) is not tuple or not task or not callable(task[0]):
+            return None
+        items.extend(task[1:])
+    while (kinds := set(map(type, items))) == {list}:
+        items = list(chain.from_iterable(items))
+    try:
+        return set(items) if kinds == {tuple} else None
+    except TypeError:  # an unhashable value is not a key
+        return None
 
 
 def with_head(key: Key, head: Any) -> Key:
@@ -252,14 +270,27 @@ class Keys:
     def __contains__(self, key: Key) -> bool:
         return self.owner(key) is not None
 
+    def have(self, keys: Set[Key]) -> bool:
+        """Whether all of some tuples are keys, in less time than to look up each of them."""
+        left = keys
+        for head in set(heads(keys)):
+            layer = self._blockwise.get(head)
+            if layer is not None and layer.output_blocks is None:
+                left = left - (self._blocks(head) or set())
+        return all(key in self for key in left)
+
+    def _blocks(self, head: Any) -> frozenset[Key] | None:
+        """The keys of all blocks of a layer that is not generated; None if they are many."""
+        if head not in self._keys and math.prod(self._numblocks[head]) <= MOST_KEYS:
+            self._keys[head] = block_keys(head, self._numblocks[head])
+        return self._keys.get(head)
+
     def _is_block(self, key: Key, head: Any) -> bool:
         """Whether a key is of a layer whose tasks are not generated."""
         numblocks = self._numblocks.get(head)
         if numblocks is None:
             return False
-        if head not in self._keys and math.prod(numblocks) <= MOST_KEYS:
-            self._keys[head] = block_keys(head, numblocks)
-        keys = self._keys.get(head)
+        keys = self._blocks(head)
         if key not in keys if keys is not None else not is_block(key, head, numblocks):
             return False
         layer = self._blockwise.get(head)

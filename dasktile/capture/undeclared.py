@@ -13,10 +13,9 @@ graphs; see ``docs/upstream/clone-stale-keys.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Set
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph
@@ -84,19 +83,23 @@ class _Reads:
             return set()
         tasks = tasks_of(layer)
         if any(issubclass(kind, _MAYBE_LEGACY) for kind in set(map(type, tasks.values()))):
+            listed = self.view.listed_keys(name)
+            if listed is not None:
+                return self._undeclared(name, listed - tasks.keys(), declared)
             # with all reads declared, they are those that the view would make
             tasks = self.view._tasks[name] = dict(convert_legacy_graph(tasks, self.keys))
-        return self._undeclared(name, tasks, declared)
+        nodes = [task for task in tasks.values() if isinstance(task, GraphNode)]
+        reads = set[Key]().union(*[node.dependencies for node in nodes]) - tasks.keys()
+        return self._undeclared(name, reads, declared)
 
-    def _undeclared(self, name: str, tasks: Mapping[Key, Any], declared: set[str]) -> set[str]:
+    def _undeclared(self, name: str, reads: Set[Key], declared: Set[str]) -> set[str]:
+        """As `undeclared`, of a layer that reads some keys and declares some layers, and itself."""
         undeclared: set[str] = set()
         arrays = {other: self.view.array(other) for other in declared if other != name}
         numblocks = {other: array.numblocks for other, array in arrays.items() if array is not None}
-        nodes = [task for task in tasks.values() if isinstance(task, GraphNode)]
-        reads = set[Key]().union(*[node.dependencies for node in nodes]) - tasks.keys()
         for other, blocks in numblocks.items():
             if math.prod(blocks) <= len(reads):
-                reads -= block_keys(other, blocks)
+                reads = reads - block_keys(other, blocks)
         for key in reads:
             owner = head_of(key)
             counts = numblocks.get(owner)

@@ -16,7 +16,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import itemgetter
 
 #: Workers for which a plan distinguishes positions; of more workers, neighbours form groups.  The
@@ -403,6 +403,9 @@ def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Windo
     if axis.label is None or cuts is None:
         return ((0, size, 1),)
     edges = bounds(cuts)
+    if axis.identity and edges[-1] <= size:
+        # most axes: each block reads its own elements
+        return tuple([(lo, hi, 1) if lo < hi else (0, 0, 1) for lo, hi in pairwise(edges)])
     ranges: list[Window] = []
     for lo, hi in zip(edges[:-1], edges[1:], strict=True):
         if abs(axis.step) == axis.width or axis.width > 1 or axis.step == 1:

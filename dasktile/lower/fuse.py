@@ -127,7 +127,7 @@ class _Grouping:
             if self.last[reader] != last:
                 return None
         layer, home = fusible.layer[number], fusible.homes[number]
-        light = layer in fusible.limits.light
+        light, threads = layer in fusible.limits.light, fusible.limits.threads
         if fusible.homes[last] != home or (home is None and not light):
             return None
         if not isinstance(fusible.tasks[number], (Task, Alias)):
@@ -148,14 +148,10 @@ class _Grouping:
             type(fusible.tasks[last]) is Alias and readers == [last]
         ):
             return None  # an alias takes no time
-        if (
-            min(
-                fusible.counts[layer, home],
-                fusible.counts[fusible.layer[last], home],
-            )
-            < fusible.limits.threads
-        ):
-            return None
+        if threads > 1:
+            counts = fusible.counts
+            if min(counts[layer, home], counts[fusible.layer[last], home]) < threads:
+                return None
         return last
 
     def _violations(self) -> set[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from dasktile._compat.dask import Alias, Task, fuse_tasks, run_fused
+from dasktile._compat.dask import Alias, Task, TaskRef, run_fused
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.fusible import FusibleTasks
@@ -60,6 +60,9 @@ class _Writer:
         self.fusible = fusible
         self.groups = groups
         self.light = LightTasks()
+        #: By the form of groups, an order of their tasks, and bytes of results that they hold.
+        self.orders: dict[_Form, list[int]] = {}
+        self.held: dict[_Form, int] = {}
 
     def graph(self) -> Fused:
         """The graph with one task for each group."""
@@ -68,12 +71,13 @@ class _Writer:
         self._rename(groups)
         layers = dict(fusible.layers)
         reads = {name: set(names) for name, names in fusible.dependencies.items()}
-        orders: dict[_Form, list[int]] = {}
-        fused = {
-            last: self._in_order(numbers, orders)
-            for last, numbers in groups.items()
-            if len(numbers) > 1
-        }
+        fused: dict[int, list[int]] = {}
+        working: dict[Any, int] = {}
+        for last, numbers in groups.items():
+            if len(numbers) > 1:
+                form = self._form(numbers)
+                fused[last] = self._in_order(numbers, form)
+                working[fusible.keys[last]] = self._working(fused[last], form)
         changed = {fusible.layer[number] for numbers in fused.values() for number in numbers}
         changed |= fusible.culled
         for name in sorted(changed, key=str):
@@ -86,7 +90,6 @@ class _Writer:
             layers[name] = MaterializedLayer(
                 tasks, collection_annotations=layer.collection_annotations
             )
-        working = {fusible.keys[last]: self._working(numbers) for last, numbers in fused.items()}
         reads = self._dependencies(layers, reads, changed)
         # where graphs are merged, layers of the same name must have the same keys
         parts = {}
@@ -98,27 +101,31 @@ class _Writer:
                     layers[name] = fusible.layers[name]
         return Fused(_with_names(layers, reads, parts), working)
 
-    def _in_order(self, numbers: Sequence[int], orders: dict[_Form, list[int]]) -> list[int]:
-        """The tasks of a group, in an order in which they need little memory.
-
-        `orders` are those of other groups, many of which have the same form.
-        """
+    def _form(self, numbers: Sequence[int]) -> _Form:
+        """What the tasks of a group read in it, and their sizes: equal for many groups."""
         fusible = self.fusible
         place = {number: at for at, number in enumerate(numbers)}
-        form = (
-            tuple(
-                tuple([place[read] for read in fusible.reads[number] if read in place])
-                for number in numbers
-            ),
-            tuple([fusible.sizes[number] for number in numbers]),
-        )
-        if form not in orders:
-            orders[form] = run_order(*form, [0] * len(numbers), kept=[len(numbers) - 1])
-        return [numbers[at] for at in orders[form]]
+        reads = [
+            tuple([place[read] for read in fusible.reads[number] if read in place])
+            for number in numbers
+        ]
+        return tuple(reads), tuple([fusible.sizes[number] for number in numbers])
 
-    def _working(self, numbers: Sequence[int]) -> int:
-        """Bytes of the results of a group that are in memory at the same time, but for the last."""
+    def _in_order(self, numbers: Sequence[int], form: _Form) -> list[int]:
+        """The tasks of a group, in an order in which they need little memory."""
+        if form not in self.orders:
+            self.orders[form] = run_order(*form, [0] * len(numbers), kept=[len(numbers) - 1])
+        return [numbers[at] for at in self.orders[form]]
+
+    def _working(self, numbers: Sequence[int], form: _Form) -> int:
+        """Bytes of the results of a group that are in memory at the same time, but for the last.
+
+        The group is in order.
+        """
         fusible = self.fusible
+        is_light = all(map(self.light.has, map(fusible.tasks.__getitem__, numbers)))
+        if is_light and form in self.held:
+            return self.held[form]
         live = live_bytes(
             numbers,
             fusible.reads.__getitem__,
@@ -126,7 +133,10 @@ class _Writer:
             returned=numbers[-1:],
             working=self._working_alone,
         )
-        return live - fusible.sizes[numbers[-1]]
+        held = live - fusible.sizes[numbers[-1]]
+        if is_light:
+            self.held[form] = held
+        return held
 
     def _working_alone(self, number: int) -> int:
         """Bytes that one task holds while it runs, besides its inputs and its result."""
@@ -163,18 +173,22 @@ class _Writer:
     def _fused_task(self, numbers: Sequence[int]) -> Task:
         """A task that runs several, with the key of the last.
 
-        It is what ``Task.fuse`` makes, with another function.  Tasks of Dask's own function
-        are rewritten by ``dask.array.optimization.optimize``, which merges a slice with a
-        slice of it as if the first had no other reader (checked with dask 2026.7.1 and
-        2026.8.0).  A fused task that also reads tiles is no root task to distributed.
+        It is what ``Task.fuse`` makes, with another function, in less time.  Tasks of Dask's own
+        function are rewritten by ``dask.array.optimization.optimize``, which merges a slice with a
+        slice of it as if the first had no other reader (checked with dask 2026.7.1 and 2026.8.0).
+        A fused task that also reads tiles is no root task to distributed.
         """
         fusible = self.fusible
-        fused: Any = fuse_tasks(*(fusible.tasks[number] for number in numbers))
-        is_root = fused.data_producer and all(
-            fusible.free[fusible.number[read]] for read in fused.dependencies
+        tasks = [fusible.tasks[number] for number in numbers]
+        parts = {task.key: task for task in tasks}
+        reads = set().union(*[task.dependencies for task in tasks]) - parts.keys()
+        is_root = any(task.data_producer for task in tasks) and all(
+            fusible.free[fusible.number[read]] for read in reads
         )
         kind = Anchored if self._is_read_elsewhere(numbers) else Task
-        return kind(fused.key, run_fused, *fused.args, _data_producer=is_root)
+        key, inputs = tasks[-1].key, tuple(sorted(reads, key=hash))
+        args = parts, key, inputs, *map(TaskRef, inputs)
+        return kind(key, run_fused, *args, _data_producer=is_root)
 
     def _is_read_elsewhere(self, numbers: Sequence[int]) -> bool:
         """Whether a group's result is read on another worker, and smaller than its inputs.

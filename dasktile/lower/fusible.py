@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer
@@ -91,22 +92,18 @@ class FusibleTasks:
         #: Layers without the tasks that are not needed.
         self.culled = self._cull() if self.only_needed else set[str]()
         for name, tasks in self.tasks_of_layer.items():
-            for key, task in tasks.items():
-                self.number[key] = len(self.keys)
-                self.keys.append(key)
-                self.tasks.append(with_key(task, key))
-                self.layer.append(name)
+            self.keys += tasks
+            self.tasks += map(with_key, tasks.values(), tasks)
+            self.layer += [name] * len(tasks)
+        self.number = {key: number for number, key in enumerate(self.keys)}
         #: What each task reads.
         self.reads: list[list[int]] = []
         for task in self.tasks:
-            reads = []
             for key in task.dependencies:
-                read = self.number.get(key)
-                if read is None:
-                    read = self.number[key] = len(self.keys)
+                if key not in self.number:
+                    self.number[key] = len(self.keys)
                     self.keys.append(key)
-                reads.append(read)
-            self.reads.append(sorted(reads))
+            self.reads.append(sorted(map(self.number.__getitem__, task.dependencies)))
         self.readers: list[list[int]] = [[] for _ in self.keys]
         for number, reads in enumerate(self.reads):
             for read in reads:
@@ -119,6 +116,10 @@ class FusibleTasks:
         self.sizes = [size[name] for name in names]
         #: For every result, whether it is on every worker.
         self.free = [name in self.limits.free for name in names]
+        #: Bytes of every result, 0 if it is on every worker.
+        self.moved_sizes = [
+            0 if free else size for free, size in zip(self.free, self.sizes, strict=True)
+        ]
         #: An identifier of the home worker of every result; None for those without a home.
         self.homes = self._placed_homes(names)
         self.order = self._readers_first()
@@ -128,15 +129,12 @@ class FusibleTasks:
                 there = {self.homes[reader] for reader in self.readers[number]}
                 if len(there) == 1:
                     self.homes[number] = there.pop()
-        #: Number of tasks by layer and home.
-        self.counts: Counter[tuple[str, Hashable]] = Counter()
         for number in reversed(self.order):
             if self.homes[number] is None and isinstance(self.tasks[number], (Anchored, Alias)):
                 # slices run where their tile is, and an alias is what it stands for
                 tiles = self.moved(number)
                 if len(tiles) == 1:
                     self.homes[number] = self.homes[tiles[0]]
-            self.counts[self.layer[number], self.homes[number]] += 1
         #: For every task, whether it reads a result that may be on another worker.
         self.remote = [
             any(not self.free[read] and self.homes[read] != home for read in reads)
@@ -144,6 +142,11 @@ class FusibleTasks:
         ]
         #: For every task, the bytes that it reads, but for those that are on every worker.
         self.inputs = list(map(self.bytes, self.reads))
+
+    @cached_property
+    def counts(self) -> Counter[tuple[str, Hashable]]:
+        """Number of tasks by layer and home."""
+        return Counter(zip(self.layer, self.homes, strict=False))
 
     def _cull(self) -> set[str]:
         """Leave out the tasks that are not needed; the names of the layers that have some."""
@@ -234,4 +237,4 @@ class FusibleTasks:
 
     def bytes(self, results: Iterable[int]) -> int:
         """Bytes of some results, but for those that are on every worker."""
-        return sum([self.sizes[number] for number in results if not self.free[number]])
+        return sum(map(self.moved_sizes.__getitem__, results))

@@ -23,19 +23,26 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer
+from dask.highlevelgraph import Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, List, Task, TaskRef
 from dasktile.capture.constants import STATES
-from dasktile.capture.literals import NAME_TOKEN, SHORT, SHORT_TOKEN, TOKEN
+from dasktile.capture.literals import NAME_TOKEN, SHORT
 from dasktile.capture.rules.sources import is_future
 from dasktile.capture.seen import is_installed
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import Origin, token_of
+from dasktile.lower.packed import Packed, pack_tasks, unpack_tasks
 from dasktile.schedule.placement import token as short_token
 
-#: Tokens in texts, and the short ones of arrays that placements follow.
-_TOKENS = re.compile(rf"({TOKEN.pattern}|{SHORT_TOKEN.pattern})")
+#: Tokens in texts, and the short ones of arrays that placements follow: what `TOKEN` and
+#: `SHORT_TOKEN` match.  A pattern that starts with the letters of all of them is looked for in a
+#: quarter of the time.
+_TOKENS = re.compile(
+    r"([0-9a-f][0-9a-f]{7}(?:"
+    r"[0-9a-f]{24}|(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|(?:(?<=_f[0-9a-f]{8})|(?<![0-9a-f][0-9a-f]{8}))[0-9a-f]{2}(?![0-9a-f])))"
+)
 
 #: Types that are pickled by value.
 _PLAIN = {int, float, complex, bool, bytes, type(None), type(...), tuple, slice, range}
@@ -266,6 +273,8 @@ class _Writer(pickle.Pickler):
             for key, block in layer.items()
         }
         self._object = {id(value): number for number, value in enumerate(source.objects)}
+        #: Identities of what is handed on.
+        self._whole = {*self._layer, *self._block, *self._object}
         #: Numbers of gaps, by text, and by the identity of other values.
         self._texts: dict[str, int | None] = {}
         #: The parts of the names in texts of keys, up to the quotation mark.
@@ -316,6 +325,9 @@ class _Writer(pickle.Pickler):
         return number
 
     def reducer_override(self, value: Any) -> Any:
+        if type(value) is MaterializedLayer and id(value.mapping) not in self._whole:
+            notes = {name: own for name, own in vars(value).items() if name != "mapping"}
+            return _layer, (pack_tasks(value.mapping, self._whole), notes)
         if type(value) in (Task, Anchored):
             form = type(value), value.func, value.data_producer
             # few forms are pickled once, and references, the most parts, as their keys
@@ -403,6 +415,13 @@ class _Writer(pickle.Pickler):
                     made[token] = tuple(map(self._pieces, origin))
                     self.nbytes += sum(map(len, origin))
         return made
+
+
+def _layer(packed: Packed, notes: Mapping[str, Any]) -> MaterializedLayer:
+    """A layer of its packed tasks, and of its other attributes."""
+    layer = MaterializedLayer(unpack_tasks(packed))
+    vars(layer).update(notes)
+    return layer
 
 
 def _task(form: _Form, key: Any, options: Any, start: int, *parts: Any) -> Task:

@@ -140,6 +140,41 @@ def test_references_are_those_of_dask(form: Any, number: Any) -> None:
         assert set(references(node)) == whole[key].dependencies
 
 
+#: Tasks of one layer, by whether all that they read is in nested lists of keys.
+LISTED: dict[str, tuple[bool, list[Any]]] = {
+    "lists": (True, [[("a", 0, 0), ("a", 0, 1)], [("a", 1, 0)]]),
+    "nested lists": (True, [[[("a", 0, 0)], [("a", 1, 0), ("b", 1)]], [[("b", 0)]]]),
+    "other numbers": (True, [[("a", np.int64(0), 0.0)], [("b", True)]]),
+    "no lists": (True, [("a", 0, 0), ("b", 1)]),
+    "lists of other depths": (False, [[("a", 0, 0)], [[("a", 0, 0)]]]),
+    "no key": (False, [[("a", 0, 0)], [("a", 0, 9)]]),
+    "no key, materialised": (False, [[("a", 0, 0)], [("b", 9)]]),
+    "a key that is not declared": (False, [[("c", 0)], [("a", 0, 0)]]),
+    "a task": (False, [[(same, ("a", 0, 0))], [("a", 0, 0)]]),
+    "numbers": (False, [[("a", 0, 0), 1], [("a", 1, 0)]]),
+    "an unhashable tuple": (False, [[("a", slice(0))], [("a", 1, 0)]]),
+    "nothing": (False, [[], []]),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_keys_in_lists_are_those_that_dask_finds(name: str) -> None:
+    is_listed, arguments = LISTED[name]
+    array = da.ones((4, 4), chunks=2, name="a")
+    layers = {
+        **array.dask.layers,
+        "b": MaterializedLayer({("b", 0): 1, ("b", 1): 2}),
+        "c": MaterializedLayer({("c", 0): 1}),
+        "d": MaterializedLayer({("d", i): (same, each) for i, each in enumerate(arguments)}),
+    }
+    graph = HighLevelGraph(layers, {"a": set(), "b": set(), "c": set(), "d": {"a", "b"}})
+    listed = GraphView(graph).listed_keys("d")
+    assert (listed is not None) == is_listed
+    if listed is not None:
+        tasks = GraphView(graph).tasks("d").values()
+        assert listed == frozenset().union(*(task.dependencies for task in tasks))
+
+
 def test_references_come_from_left_to_right() -> None:
     keys = [("x", number) for number in range(6)]
     inner = Task(None, same, TaskRef(keys[3]))

@@ -20,6 +20,7 @@ from dasktile._compat.dask import fused_tasks, run_fused
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.fuse import fuse
 from dasktile.lower.fusible import FuseLimits
+from tests.graphs_alike import difference
 from tests.support import plan_for_workers
 
 
@@ -126,6 +127,16 @@ def test_a_diamond_is_one_task() -> None:
     assert ops(graph) == {"d"}
     assert len(graph) == 2
     assert not graph.dependencies[name("d")]
+
+
+def test_fused_tasks_have_the_parts_that_dask_gives_them() -> None:
+    graph = diamond().fused("d")
+    fused = [task for layer in graph.layers.values() for task in layer.values()]
+    assert len(fused) == 2
+    for task in fused:
+        expected = Task.fuse(*fused_tasks(task).values())
+        assert not difference(task.args, expected.args)
+        assert (task.key, task.dependencies) == (expected.key, expected.dependencies)
 
 
 def test_every_thread_keeps_a_task() -> None:

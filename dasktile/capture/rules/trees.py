@@ -28,7 +28,7 @@ from dasktile._compat.dask import (
     list_to_container,
 )
 from dasktile.capture.base import GraphView, added_axes
-from dasktile.capture.references import reference
+from dasktile.capture.references import Key, reference, tasks_of
 
 #: Numbers of blocks along every axis, or the position of one block.
 Blocks = tuple[int, ...]
@@ -242,19 +242,16 @@ def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Block
     """
     axes = range(len(blocks))
     parts: list[dict[int, tuple[int, int]]] = [{} for _ in axes]
-    tasks = view.tasks(name)
+    is_listed = view.listed_keys(name) is not None
+    tasks = tasks_of(view.layers[name]) if is_listed else view.tasks(name)
     for key, task in tasks.items():
-        if not isinstance(task, Task) or isinstance(task, Alias) or task.kwargs:
-            return None
-        if task.func is not level.function or len(task.args) != 1:
-            return None
-        read = nested_keys(task.args[0], len(level.axes))
+        read = (_listed if is_listed else _referred)(task, level)
         out = key[1:] if isinstance(key, tuple) and key[0] == name else None
-        if not read or out is None or any(len(ref) != len(blocks) + 1 for ref in read):
+        if not read or out is None or not len(read[0]) == len(read[-1]) == len(blocks) + 1:
             return None
         lo, hi = read[0][1:], read[-1][1:]
-        box = itertools.product(*(range(a, b + 1) for a, b in zip(lo, hi, strict=True)))
-        if read != [(below, *block) for block in box]:
+        ranges = [range(a, b + 1) for a, b in zip(lo, hi, strict=True)]
+        if read != list(itertools.product((below,), *ranges)):
             return None
         own = _own_block(out, lo, level)
         if own is None:
@@ -275,6 +272,27 @@ def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Block
     for size in counts:
         count *= size
     return tuple(counts) if count == len(tasks) else None
+
+
+def _listed(task: Any, level: Level) -> list[Key]:
+    """The keys that a task reads which calls the function of a level with nested lists of keys."""
+    function, *keys = task
+    if function is not level.function or len(keys) != 1:
+        return []
+    for _ in level.axes:
+        if not all(type(item) is list and item for item in keys):
+            return []
+        keys = list(itertools.chain.from_iterable(keys))
+    return keys if type(keys[0]) is tuple else []
+
+
+def _referred(task: Any, level: Level) -> list[Key]:
+    """As :func:`_listed`, of a task object."""
+    if not isinstance(task, Task) or isinstance(task, Alias) or task.kwargs:
+        return []
+    if task.func is not level.function or len(task.args) != 1:
+        return []
+    return nested_keys(task.args[0], len(level.axes))
 
 
 def _own_block(out: Blocks, lo: Blocks, level: Level) -> Blocks | None:

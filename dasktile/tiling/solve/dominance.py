@@ -272,10 +272,9 @@ def _undominated(own: Table, rows: Sequence[_Rows]) -> npt.NDArray[np.int64]:
         most = own[first] - own[second]
         for each in rows:
             most = most + each.most_more(different[first], different[second])
-    worse = np.full((count, count), np.inf)
-    # both forbidden: neither dominates the other
-    worse[first, second] = np.nan_to_num(most, nan=np.inf, posinf=np.inf, neginf=-np.inf)
-    better = worse <= 0
+    better = np.zeros((count, count), dtype=bool)
+    # not a number: both are forbidden, and neither dominates the other
+    better[first, second] = most <= 0
     np.fill_diagonal(better, False)
     # of states with equal costs, the first remains
     alike = better & better.T

@@ -11,8 +11,6 @@ exceeds the bound, an integer program is solved.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir.disjoint import root
 from dasktile.tiling.settings import SolverLimits
+from dasktile.tiling.solve.descent import descend
 from dasktile.tiling.solve.dominance import kinds_of_rows, merged, pruned
 from dasktile.tiling.solve.milp import integer
-from dasktile.tiling.solve.problem import Problem, Solution, Table
+from dasktile.tiling.solve.order import elimination_order, neighbours_of
+from dasktile.tiling.solve.problem import Problem, Solution, Table, least_sum, meets
 
 __all__ = ["Problem", "Solution", "solve"]
 
@@ -85,7 +84,7 @@ def solve(
         only = (0,) * len(problem.unary)
         cost = problem.cost(only)
         return Solution(only, cost, cost, True)
-    order = _elimination_order(problem, limits)
+    order = elimination_order(problem, limits)
     different = merged(problem)
     best = _solved(different.problem, width_budget, prove, limits, order)
     return replace(best, states=different.restored(best.states))
@@ -119,7 +118,7 @@ def _solved(
 def _is_split(problem: Problem, width_budget: int, order: Sequence[int]) -> bool:
     """Whether a table of the elimination may exceed the budget."""
     counts = [len(costs) for costs in problem.unary]
-    neighbours = _neighbours(problem)
+    neighbours = neighbours_of(problem)
     for variable in order:
         around = neighbours[variable]
         size = counts[variable] * math.prod(counts[other] for other in around)
@@ -132,24 +131,11 @@ def _is_split(problem: Problem, width_budget: int, order: Sequence[int]) -> bool
     return False
 
 
-def _neighbours(problem: Problem) -> list[set[int]]:
-    """For every variable, those with which it has a table."""
-    neighbours: list[set[int]] = [set() for _ in problem.unary]
-    for i, j in problem.pairwise:
-        neighbours[i].add(j)
-        neighbours[j].add(i)
-    return neighbours
-
-
 def _better(first: Solution, second: Solution) -> Solution:
     """The cheaper of two assignments, with the better of their bounds."""
     cheaper = second if second.cost < first.cost else first
     bound = max(first.bound, second.bound)
-    return replace(cheaper, bound=min(bound, cheaper.cost), exact=_meets(cheaper.cost, bound))
-
-
-def _meets(cost: float, bound: float) -> bool:
-    return cost <= bound or math.isclose(cost, bound, rel_tol=1e-12, abs_tol=1e-9)
+    return replace(cheaper, bound=min(bound, cheaper.cost), exact=meets(cheaper.cost, bound))
 
 
 def _eliminated(
@@ -161,7 +147,7 @@ def _eliminated(
     """
     counts = [len(costs) for costs in problem.unary]
     if order is None:
-        order = _elimination_order(problem, limits)
+        order = elimination_order(problem, limits)
     buckets: list[list[_Factor]] = [[] for _ in counts]
     position = {variable: step for step, variable in enumerate(order)}
     constant = 0.0
@@ -197,60 +183,11 @@ def _eliminated(
 
     states = _read_back(order, buckets, counts)
     if split:
-        states = _descend(problem, states, limits)
+        states = descend(problem, states, limits)
     cost = problem.cost(states)
     bound = constant if split else cost
-    exact = not split or _meets(cost, constant)
+    exact = not split or meets(cost, constant)
     return Solution(tuple(states), cost, min(bound, cost), exact)
-
-
-def _elimination_order(problem: Problem, limits: SolverLimits) -> list[int]:
-    """Min-fill with ties by table size, then by index.
-
-    Only variables whose neighbourhood changed are scored again, so that long chains are
-    ordered in time linear in their length.
-    """
-    counts = [len(costs) for costs in problem.unary]
-    count = len(counts)
-    neighbours = _neighbours(problem)
-
-    def score(variable: int) -> tuple[int, float, int]:
-        around = neighbours[variable]
-        fill = len(around) * (len(around) - 1) // 2
-        if len(around) > limits.counted_neighbours:
-            return fill, math.inf, variable
-        fill -= sum(len(neighbours[neighbour] & around) for neighbour in around) // 2
-        size = math.prod(float(counts[other]) for other in around) * counts[variable]
-        return fill, size, variable
-
-    current = [score(variable) for variable in range(count)]
-    heap = list(current)
-    heapq.heapify(heap)
-    done = [False] * count
-    order: list[int] = []
-    while heap:
-        entry = heapq.heappop(heap)
-        variable = entry[2]
-        if done[variable] or entry != current[variable]:
-            continue
-        done[variable] = True
-        order.append(variable)
-        around = neighbours[variable]
-        touched = set(around)
-        for first, second in itertools.combinations(sorted(around), 2):
-            if second not in neighbours[first]:
-                neighbours[first].add(second)
-                neighbours[second].add(first)
-                # their common neighbours have one pair less to connect
-                touched |= neighbours[first] & neighbours[second]
-        for neighbour in around:
-            neighbours[neighbour].discard(variable)
-        touched.discard(variable)
-        for other in sorted(touched):
-            if not done[other]:
-                current[other] = score(other)
-                heapq.heappush(heap, current[other])
-    return order
 
 
 def _partition(
@@ -342,26 +279,35 @@ def _minimised(
     states = counts[variable]
     step = min(states, max(1, _BLOCK // max(1, math.prod(shape))))
     total = np.empty((step, *shape))
+    scopes = [set(factor.scope) for factor in factors]
+    #: Whether the sum of the tables up to each one is over all variables: before, it is smaller.
+    whole = [len(set().union(*scopes[: at + 1])) > len(rest) for at in range(len(scopes))]
     least: Table | None = None
     for start in range(0, states, step):
-        parts = [table[start : start + step] for table in tables]
-        part = parts[0]
-        for table in parts[1:]:
-            part = np.add(part, table, out=total[: states - start])
-        smallest = part.min(axis=0)
-        least = smallest if least is None else np.minimum(least, smallest, out=least)
+        part = tables[0][start : start + step]
+        for table, is_whole in zip(tables[1:], whole[1:], strict=True):
+            out = total[: states - start] if is_whole else None
+            part = np.add(part, table[start : start + step], out=out)
+        if least is None:
+            least = part.min(axis=0)
+        else:
+            # a reduction of one row only copies it
+            smallest = part[0] if len(part) == 1 else part.min(axis=0)
+            np.minimum(least, smallest, out=least)
     assert least is not None
     return least.transpose([inner.index(other) for other in rest])
 
 
 def _minimised_row(factors: Sequence[_Factor], variable: int) -> Table:
     """The same for one other variable, as in trees: quicker, with the sums in the same order."""
-    total: Table = np.zeros(())
-    for factor in factors:
-        # the states of the variable along the last axis
-        total = total + (factor.table if factor.scope[-1] == variable else factor.table.T)
-    least: Table = np.minimum.reduce(total, axis=1)
-    return least
+    return least_sum(
+        [
+            each.table[:, None] if len(each.scope) == 1
+            else each.table if each.scope[0] == variable
+            else each.table.T
+            for each in factors
+        ]
+    )  # fmt: skip
 
 
 def _turned(factor: _Factor, variable: int, rest: Sequence[int]) -> Table:
@@ -386,105 +332,3 @@ def _read_back(
             costs += factor.table[index]
         states[variable] = int(np.argmin(costs))
     return states
-
-
-def _descend(problem: Problem, states: list[int], limits: SolverLimits) -> list[int]:
-    """Descent over trees: set all variables of an induced forest to their best states at once.
-
-    Given the others, a forest is solved exactly with tables of one edge.  Forests that
-    start at different variables take turns until none improves.
-    """
-    cost = problem.cost(states)
-    count = len(states)
-    starts = sorted(
-        {turn * count // limits.descent_forests for turn in range(limits.descent_forests)}
-    )
-    #: By their variables: in small problems, several starts lead to the same forest.
-    different: dict[tuple[int, ...], _Forest] = {}
-    forests = []
-    for start in starts:
-        inside = tuple(_without_cycle(problem, start))
-        if inside not in different:
-            different[inside] = _Forest(problem, inside, limits)
-        forests.append(different[inside])
-    stale = turn = 0
-    while stale < len(forests):
-        candidate = forests[turn % len(forests)].best(states)
-        turn += 1
-        stale += 1
-        better = problem.cost(candidate)
-        if better < cost and not _meets(cost, better):
-            states, cost, stale = candidate, better, 0
-    return states
-
-
-class _Forest:
-    """Some variables of a problem without a cycle among them.
-
-    Parameters
-    ----------
-    problem
-        The problem.
-    inside
-        The variables.
-    limits
-        Limits of the search.
-    """
-
-    def __init__(self, problem: Problem, inside: Sequence[int], limits: SolverLimits) -> None:
-        self.problem, self.inside, self.limits = problem, inside, limits
-        position = {variable: index for index, variable in enumerate(self.inside)}
-        #: Tables of pairs inside, and for every pair with one variable inside: the position of
-        #: that, the other variable, and the table by the states of the other.
-        self.pairwise: dict[tuple[int, int], Table] = {}
-        self.leaving: list[tuple[int, int, Table]] = []
-        for (i, j), table in problem.pairwise.items():
-            if i in position and j in position:
-                self.pairwise[position[i], position[j]] = table
-            elif i in position:
-                self.leaving.append((position[i], j, table.T))
-            elif j in position:
-                self.leaving.append((position[j], i, table))
-        self.largest = max((table.size for table in self.pairwise.values()), default=1)
-        unary = [problem.unary[variable] for variable in self.inside]
-        self.order = _elimination_order(Problem(unary, self.pairwise), limits)
-        #: The best states, by those of the neighbours outside.
-        self._found: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def best(self, states: Sequence[int]) -> list[int]:
-        """The states of all variables with the best ones for those inside, given the others."""
-        around = tuple(states[other] for _, other, _ in self.leaving)
-        if around not in self._found:
-            self._found[around] = self._solved(states)
-        completed = list(states)
-        for variable, state in zip(self.inside, self._found[around], strict=True):
-            completed[variable] = state
-        return completed
-
-    def _solved(self, states: Sequence[int]) -> tuple[int, ...]:
-        """The best states of those inside."""
-        unary = [np.array(self.problem.unary[at], dtype=np.float64) for at in self.inside]
-        for position, other, table in self.leaving:
-            unary[position] += table[states[other]]
-        inner = Problem(unary, self.pairwise)
-        return _eliminated(inner, self.largest, self.limits, self.order).states
-
-
-def _without_cycle(problem: Problem, start: int) -> list[int]:
-    """A maximal set of variables without a cycle, taken in order from `start` on."""
-    count = len(problem.unary)
-    around: list[list[int]] = [[] for _ in range(count)]
-    for i, j in problem.pairwise:
-        around[i].append(j)
-        around[j].append(i)
-    tree = list(range(count))
-
-    inside = [False] * count
-    for step in range(count):
-        variable = (start + step) % count
-        roots = [root(tree, other) for other in around[variable] if inside[other]]
-        if len(set(roots)) == len(roots):
-            inside[variable] = True
-            for other in roots:
-                tree[other] = variable
-    return [variable for variable in range(count) if inside[variable]]

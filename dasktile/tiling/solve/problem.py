@@ -58,3 +58,17 @@ class Solution:
     cost: float
     bound: float
     exact: bool
+
+
+def meets(cost: float, bound: float) -> bool:
+    """Whether a cost is a bound, but for rounding."""
+    return cost <= bound or math.isclose(cost, bound, rel_tol=1e-12, abs_tol=1e-9)
+
+
+def least_sum(tables: Sequence[Table]) -> Table:
+    """The least sum of some tables over their first axis; the first has the shape of the sum."""
+    total = tables[0]
+    for table in tables[1:]:
+        total = total + table
+    least: Table = np.minimum.reduce(total, axis=0)
+    return least

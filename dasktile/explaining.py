@@ -107,7 +107,9 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     )
     if chosen.after is None and unpredicted and not choice.too_large(request, chosen):
         # bytes of results of unknown sizes are not counted, but for those of earlier plans
-        unplanned = _received(request.graph) if request.machine.placed and not is_again else 0
+        unplanned = 0
+        if request.machine.placed and not is_again:
+            unplanned = max(_received(request.graph), _received_within(chosen))
         explanation = replace(
             explanation,
             proven_optimal=False,
@@ -141,24 +143,23 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     return replace(explanation, refused=True) if chosen.refused else explanation
 
 
+def _received_within(chosen: Candidate) -> int:
+    """Bytes that workers receive for tasks within arrays, as far as their sizes are known."""
+    source = None if chosen.lowered is None else chosen.lowered.bundled.source
+    return 0 if source is None else source.tasks.unplanned
+
+
 def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     """Whether bytes that workers receive are left out, as results have unknown sizes."""
     if not explanation.uncounted and not _has_inner_tasks(chosen):
         return False
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
-    return source is None or source.tasks.unsized_share > _FEW_UNSIZED
+    return source is None or source.tasks.uncounted_share > _FEW_UNSIZED
 
 
 def _has_inner_tasks(chosen: Candidate) -> bool:
-    """Whether tasks of which the model does not know what they receive make blocks of an array.
-
-    Of blocks that are made of data in memory, what is read of this is counted.
-    """
-    captured = chosen.planned.captured
-    return any(
-        node.has_inner_tasks and (captured.divided or not node.homes)
-        for node in captured.program.nodes
-    )
+    """Whether tasks of which the model does not know what they receive make blocks of an array."""
+    return any(node.has_inner_tasks for node in chosen.planned.captured.program.nodes)
 
 
 def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,10 @@ LEAST_SHARE = 0.5
 #: Bytes of data from which a task runs where the data is (chosen: less is sent in a fraction of the
 #: time that a task takes).
 LEAST_BYTES = 2**16
+
+#: Blocks whose data has a place, of all blocks of an array, from which all have one (chosen: few
+#: are inserted between those of the data).
+LEAST_KNOWN = 0.5
 
 #: Tasks or blocks on a worker over the mean up to which they are where their data is (chosen: as
 #: where tasks follow a persisted array).
@@ -170,10 +175,11 @@ def _near_data(
 def _places_of_all(
     blocks: Sequence[Mapping[Any, float]], held: Mapping[Any, tuple[int, set[int]]], least: float
 ) -> list[int]:
-    """Where most of the data of each of several blocks is; empty if some have no place.
+    """Where most of the data of each of several blocks is; empty if that is unknown of most.
 
-    As `_places`.  Data that a block reads as a whole is where the block is, too, for those after
-    it, if no place is used more for that.
+    As `_places`.  A few blocks without data are where the block before them is.  Data that a block
+    reads as a whole is where the block is, too, for those after it, if no place is used more for
+    that.
     """
     reads = list(map(_over_largest, blocks))
     whole = [[key for key, share in data.items() if share == 1] for data in blocks]
@@ -182,8 +188,14 @@ def _places_of_all(
     for sent in ((), whole):
         found = _places(reads, held, least, sent)
         known = [place for place in found if place is not None]
-        if len(known) == len(reads) and max(Counter(known).values()) <= busiest:
-            busiest, best = max(Counter(known).values()), known
+        if len(known) < LEAST_KNOWN * len(reads):
+            return []
+        filled, place = [], known[0]
+        for each in found:
+            place = place if each is None else each
+            filled.append(place)
+        if max(Counter(filled).values()) <= busiest:
+            busiest, best = max(Counter(filled).values()), filled
     return best
 
 
@@ -253,9 +265,9 @@ def _places(
 
 
 def _is_even(places: Iterable[int], count: int) -> bool:
-    """Whether none of `count` places has far more than the mean."""
+    """Whether none of `count` places has far more than the mean, rounded up: they are whole."""
     loads = Counter(places)
-    return max(loads.values(), default=0) * count <= MOST_UNEVEN * loads.total()
+    return max(loads.values(), default=0) <= math.ceil(MOST_UNEVEN * loads.total() / count)
 
 
 def blocks_there(captured: Captured) -> dict[Any, int]:

@@ -35,7 +35,7 @@ from dasktile.lower.run_order import Edges
 from dasktile.lower.settings import LowerSettings
 from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.task_table import TaskTable
-from dasktile.lower.transfers import received, unsized_share
+from dasktile.lower.transfers import received, uncounted_share
 from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import SLICE_PREFIX, token
 
@@ -415,9 +415,9 @@ class GraphTasks:
         return received(self.places, self.readers, self.sizes, self.guessed)
 
     @property
-    def unsized_share(self) -> float:
+    def uncounted_share(self) -> float:
         """Of the results that workers receive from each other, the share with guessed sizes."""
-        return unsized_share(self.places, self.readers, self.guessed)
+        return uncounted_share(self.places, self.readers, self.sizes, self.guessed)
 
     # Homes
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+#: Bytes of a result up to which it does not matter where it is made (chosen: an index).
+SMALL = 2**10
+
 
 def received(
     places: Sequence[int | None],
@@ -31,20 +34,26 @@ def received(
     return total
 
 
-def unsized_share(
-    places: Sequence[int | None], readers: Sequence[Sequence[int]], guessed: Collection[int]
+def uncounted_share(
+    places: Sequence[int | None],
+    readers: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    guessed: Collection[int],
 ) -> float:
-    """Of the results that workers receive, the share whose sizes are guesses.
+    """Of the results that workers receive, the share that `received` leaves out.
 
-    Those that tasks without a place make or read count as received.
+    Those that tasks without a place make or read count as received, but for small ones.
 
     Parameters
     ----------
-    places, readers, guessed
+    places, readers, sizes, guessed
         As for `received`.
     """
     moved = {False: 0, True: 0}
     for number, place in enumerate(places):
+        if place is None and number not in guessed and sizes[number] <= SMALL:
+            continue
         elsewhere = {places[reader] for reader in readers[number]}
-        moved[number in guessed] += len(elsewhere if place is None else elsewhere - {place})
+        is_left_out = place is None or number in guessed
+        moved[is_left_out] += len(elsewhere if place is None else elsewhere - {place})
     return moved[True] / max(1, sum(moved.values()))

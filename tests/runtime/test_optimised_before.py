@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import dask
 import dask.array as da
+import numpy as np
 import pytest
 from distributed import wait
 
@@ -59,6 +60,17 @@ def test_bytes_are_predicted_and_no_more_than_those_of_dask(name: str) -> None:
     assert cell.placed == 1 or not cell.received
 
 
+def delayed_blocks(x: da.Array) -> da.Array:
+    """A delayed function of each block of rows."""
+    function = dask.delayed(np.negative)
+    return da.block(
+        [
+            [da.from_delayed(function(block), (250, 500), x.dtype) for block in row]
+            for row in x.to_delayed()
+        ]
+    )
+
+
 #: Of blocks of 1 MB in memory, of which only edges are sent.
 IN_MEMORY: dict[str, Callable[[da.Array], da.Array]] = {
     "gradient": lambda x: da.gradient(x, axis=0),
@@ -66,6 +78,13 @@ IN_MEMORY: dict[str, Callable[[da.Array], da.Array]] = {
     "rolled": lambda x: da.roll(x, 3, axis=0) + x,
     # masks that the plan places, and blocks that keep their keys
     "lower triangle": da.tril,
+    # blocks between those of the data
+    "inserted": lambda x: da.insert(x, [3, 500], 7.0, axis=0) * 2,
+    # the bytes of steps are unknown
+    "running sums": lambda x: (
+        da.cumsum(x, axis=0) + da.random.default_rng(1).random(x.shape, chunks=x.chunks)
+    ),
+    "delayed": lambda x: delayed_blocks(x) - x,
 }
 
 
@@ -79,7 +98,7 @@ def test_blocks_of_persisted_data_are_made_where_this_is(name: str) -> None:
         dasktile.metrics(client, reset=True)
         wait(dasktile.optimize(array).persist())
         counts = dasktile.metrics(client)
-    assert counts.placed >= 0.6 * counts.tasks
+    assert counts.placed >= 0.6 * counts.tasks or not counts.bytes_received
     assert counts.bytes_received < 2 * SMALL
 
 
@@ -97,3 +116,21 @@ def test_blocks_of_the_same_two_pieces_of_data_are_made_on_one_worker() -> None:
     assert counts.bytes_received == told.bytes_predicted
     assert counts.bytes_received <= data.nbytes // 2
     assert counts.tasks == len(array.dask)
+
+
+def test_known_bytes_are_predicted_beside_data_whose_bytes_are_unknown() -> None:
+    with dask.config.set({"distributed.scheduler.work-stealing": False}), cluster(4) as client:
+        dasktile.enable(client)
+        data, drawn = (
+            da.random.default_rng(seed).random((1000, 1000), chunks=chunks)
+            for seed, chunks in ((0, (200, 250)), (1, (500, 200)))
+        )
+        data = data.persist()
+        wait(data)
+        [array] = dask.optimize(data * drawn.T.rechunk(data.chunks) + drawn.rechunk(data.chunks))
+        told = dasktile.explain(array)
+        dasktile.metrics(client, reset=True)
+        wait(dasktile.optimize(array).persist())
+        counts = dasktile.metrics(client)
+    assert is_near(counts.bytes_received, told.bytes_predicted)
+    assert told.bytes_predicted > SMALL

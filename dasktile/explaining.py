@@ -154,12 +154,21 @@ def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     if not explanation.uncounted and not _has_inner_tasks(chosen):
         return False
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
-    return source is None or source.tasks.uncounted_share > _FEW_UNSIZED
+    if source is None:
+        return True
+    return source.tasks.uncounted_share(_is_made_of_data(chosen)) > _FEW_UNSIZED
 
 
 def _has_inner_tasks(chosen: Candidate) -> bool:
     """Whether tasks of which the model does not know what they receive make blocks of an array."""
     return any(node.has_inner_tasks for node in chosen.planned.captured.program.nodes)
+
+
+def _is_made_of_data(chosen: Candidate) -> bool:
+    """Whether data in memory gives homes to all such arrays: what they read of it is counted."""
+    captured = chosen.planned.captured
+    inner = [node for node in captured.program.nodes if node.has_inner_tasks]
+    return bool(inner) and not captured.divided and all(node.homes for node in inner)
 
 
 def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int | None:

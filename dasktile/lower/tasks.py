@@ -414,10 +414,16 @@ class GraphTasks:
         """Bytes that workers receive from each other, if every task runs at its place."""
         return received(self.places, self.readers, self.sizes, self.guessed)
 
-    @property
-    def uncounted_share(self) -> float:
-        """Of the results that workers receive from each other, the share with guessed sizes."""
-        return uncounted_share(self.places, self.readers, self.sizes, self.guessed)
+    def uncounted_share(self, is_of_data: bool) -> float:
+        """Of the results that workers receive from each other, the share not in `received`.
+
+        Parameters
+        ----------
+        is_of_data
+            Whether results whose sizes are guesses are counted otherwise, as data in memory.
+        """
+        guessed = () if is_of_data else self.guessed
+        return uncounted_share(self.places, self.readers, self.sizes, guessed)
 
     # Homes
 

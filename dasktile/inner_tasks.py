@@ -7,7 +7,7 @@ made.  What their tasks move is known from simulated runs only, of several divis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,8 @@ from dasktile.ir import Kind, Node, Program
 from dasktile.lower.written import wanted_keys
 from dasktile.planning import Candidate, candidate
 from dasktile.predicted import InputRun, with_own_prediction
-from dasktile.prediction import CLEARLY_LESS, MORE_MOVED, Prediction
+from dasktile.prediction import CLEARLY_LESS, MORE_MOVED, MOST_UNEVEN, Prediction
 from dasktile.request import Request
-
-#: Bytes that the worker makes which makes most, over the mean, up to which work is even (chosen: as
-#: for blocks of data).
-MOST_UNEVEN = 1.5
 
 #: Tasks of the input, as it runs, up to which divisions are tried (chosen: each is written, and its
 #: run simulated).
@@ -57,7 +53,7 @@ def best_division(
     if before is None or not before.is_sound or before.tasks > MOST_TASKS or not before.moved:
         return usual
     best = usual
-    for divided in divisions(captured, request.machine.workers, stock.ran):
+    for divided in divisions(captured, request.machine.workers, stock.ran, stock.roots):
         settings = request.machine.settings()
         other = candidate(request, divided, settings, other=usual.planned, keep=reason)
         if other is None or other.planned.plan.tiled is None:
@@ -82,7 +78,9 @@ def _is_better(run: Prediction, best: Prediction, few: float) -> bool:
     return run.moved <= best.moved + few and run.cost < CLEARLY_LESS * best.cost
 
 
-def divisions(captured: Captured, workers: int, ran: Mapping[Any, int]) -> Iterator[Captured]:
+def divisions(
+    captured: Captured, workers: int, ran: Mapping[Any, int], roots: Collection[Any] = ()
+) -> Iterator[Captured]:
     """A program with its blocks divided along one axis or another, or as they are run by Dask.
 
     The first axis is left out: plans divide it first.
@@ -95,6 +93,8 @@ def divisions(captured: Captured, workers: int, ran: Mapping[Any, int]) -> Itera
         Number of workers.
     ran
         The worker that is predicted to run each task of the input's own graph, by key.
+    roots
+        The keys of those that read no results of others: they may run where they are read.
     """
     nodes = captured.program.nodes
     inner = [index for index, node in enumerate(nodes) if _is_divided(node)]
@@ -103,7 +103,8 @@ def divisions(captured: Captured, workers: int, ran: Mapping[Any, int]) -> Itera
     # blocks that are not needed are nowhere
     keys = {index: wanted_keys(nodes[index].name, nodes[index].chunks, {}) for index in inner}
     homes = {index: [ran.get(key, 0) for key in keys[index]] for index in inner}
-    yield replace(_placed(captured, homes), near=ran)
+    near = {key: worker for key, worker in ran.items() if key not in roots}
+    yield replace(_placed(captured, homes), near=near)
 
 
 def _is_divided(node: Node) -> bool:

@@ -103,17 +103,25 @@ class InputRun:
 
     @cached_property
     def ran(self) -> dict[Any, int]:
-        """The worker that is predicted to run each task that reads results of others, by key.
+        """The worker that is predicted to run each task, by key."""
+        tasks, _ = self._tasks
+        return {
+            key: worker
+            for keys, worker in zip(tasks.keys, self._run.ran, strict=True)
+            for key in keys
+            if worker >= 0
+        }
 
-        Other tasks may run where they are read.
-        """
+    @cached_property
+    def roots(self) -> set[Any]:
+        """The keys of the tasks that read no results of others."""
         tasks, _ = self._tasks
         data = set(tasks.data)
         return {
-            key: worker
-            for keys, reads, worker in zip(tasks.keys, tasks.reads, self._run.ran, strict=True)
+            key
+            for keys, reads in zip(tasks.keys, tasks.reads, strict=True)
             for key in keys
-            if worker >= 0 and not data.issuperset(reads)
+            if data.issuperset(reads)
         }
 
     @cached_property

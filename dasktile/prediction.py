@@ -127,7 +127,8 @@ class Prediction:
     busiest_link
         Bytes that the worker with most receives from others, or sends to them.
     uneven
-        Bytes of the results that one worker makes, the one that makes most, over the mean.
+        Bytes of the results that one worker makes, the one that makes most, over the mean; aliases
+        and parts of results count in full.
     """
 
     seconds: float

@@ -51,8 +51,8 @@ class DataOfArray:
     tasks
         By the key of a task, the keys of the data that it reads itself.
     only_for
-        By the key of such a task, the number of the block that alone is made of its result; tasks
-        of several blocks are left out.
+        By the key of such a task, the number of the only block that is made of its result; tasks of
+        several blocks are left out.
     """
 
     blocks: Sequence[Mapping[Key, float]]

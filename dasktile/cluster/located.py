@@ -242,8 +242,8 @@ def _places(
     least
         Bytes below which there is no place.
     sent
-        For each of the lists, the data that is where it is read, too, for those after it; empty if
-        no data is.
+        For each of the lists, the data of which its place keeps a copy, for the lists after it;
+        empty if no copies count.
     """
     loads: Counter[int] = Counter()
     found: list[int | None] = []

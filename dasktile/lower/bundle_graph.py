@@ -107,13 +107,13 @@ def _single(layout: BundleLayout, number: int) -> tuple[Key, Any]:
         if part.path:
             return key, Anchored(key, pick, TaskRef(part.key), part.path)
         return key, Alias(key, part.key)
-    if same and number not in layout.inner:
+    if same and number not in layout.wrapped:
         new = task.substitute({}, key=key)
     else:
         reads, places = _inputs(layout, [number])
         own = tasks.keys[number]
-        if number in layout.inner:
-            own = layout.inner_key(number)
+        if number in layout.wrapped:
+            own = layout.wrapped_key(number)
             task = task.substitute({}, key=own)
         new = type(task)(key, run_bundle, (task,), own, places, *map(TaskRef, reads))
     return key, anchor_tasks({key: new})[key] if _leaves(layout, number) else new
@@ -224,7 +224,7 @@ def memory_of_bundles(layout: BundleLayout) -> GraphMemory:
         number
         for number in layout.changed
         if number not in tasks.kept
-        or number in layout.inner
+        or number in layout.wrapped
         or layout.named_home(number) == tasks.places[number]
     }
     memory = {

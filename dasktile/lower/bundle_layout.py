@@ -61,6 +61,7 @@ class BundleLayout:
         in_steps: bool,
     ) -> None:
         self.tasks, self.table, self.runs = tasks, table, runs
+        self._placements: dict[str, Placement | None] = {}
         self.run_of = {number: at for at, run in enumerate(runs) for number in run.tasks}
         #: For every run, the tasks whose results it returns.
         self.returned = [run.returned for run in runs]
@@ -88,14 +89,15 @@ class BundleLayout:
         #: Blocks of outputs that no name places, and whose inputs are not all at their place: the
         #: scheduler plugin finds their home by the key of the only task that they run.  Tasks
         #: with one input run where this is.
-        self.inner = {
+        self.wrapped = {
             number
             for number in tasks.kept - tasks.frozen - self.shared
             if number not in self.run_of
-            and (tasks.is_loose(number) and tasks.may_leave(number))
+            and tasks.is_loose(number)
+            and tasks.may_leave(number)
             and len(tasks.reads[number]) + len(tasks.outside.get(number, ())) > 1
         }
-        self.changed |= self.inner
+        self.changed |= self.wrapped
         #: The rank of every run, and of every task in no run, in the order in which they run.
         self.run_rank, self.rank = self._ranks()
         ranks = self.run_rank, sorted(self.rank.items())
@@ -167,9 +169,22 @@ class BundleLayout:
                 continue
             if number in self.changed or number in self.run_of:
                 operation = name.partition(MARK)[0]
-                at = decode(name) or tasks.limits.placements.get(name)
+                at = decode(name) or self._placement_of(name)
                 names[name] = new_layer_name(operation, name, self.token, placement=at)
         return names
+
+    def _placement_of(self, name: str) -> Placement | None:
+        """The placement of all blocks of an output whose name gives none; None if there is none."""
+        if name not in self._placements:
+            tasks, at = self.tasks, self.tasks.limits.placements.get(name)
+            blocks = (number for number in tasks.kept if tasks.layer[number] == name)
+            if at is not None and any(
+                tasks.names.of(tasks.keys[number], new=at) != tasks.places[number]
+                for number in blocks
+            ):
+                at = None  # some run where fewer bytes are received for them
+            self._placements[name] = at
+        return self._placements[name]
 
     def _key_of(self, number: int) -> Key:
         """The key of a task in no run, or of a block of an output."""
@@ -184,14 +199,14 @@ class BundleLayout:
             return (name, home, self.run_rank[self.run_of[number]], 0, number)
         return (name, home, self.rank[number])
 
-    def inner_key(self, number: int) -> Key:
+    def wrapped_key(self, number: int) -> Key:
         """The key, by which it has a home, of the task that a block of an output runs."""
         return (self.name, self.tasks.homes[number], self.rank[number])
 
     def named_home(self, number: int) -> int | None:
         """The mesh position that the name of a block of an output gives; None if it gives none."""
         name = self.tasks.heads[number]
-        new = self.tasks.limits.placements.get(name) if name in self.names else None
+        new = self._placement_of(name) if name in self.names else None
         return self.tasks.names.of(self.tasks.keys[number], new=new)
 
     def _gives_home(self, run: Run, output: int) -> bool:

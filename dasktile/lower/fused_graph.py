@@ -186,6 +186,7 @@ class _Writer:
             fusible.free[fusible.number[read]] for read in reads
         )
         kind = Anchored if self._is_read_elsewhere(numbers) else Task
+        # the order in which Dask fuses tasks: it decides nothing
         key, inputs = tasks[-1].key, tuple(sorted(reads, key=hash))
         args = parts, key, inputs, *map(TaskRef, inputs)
         return kind(key, run_fused, *args, _data_producer=is_root)

@@ -176,14 +176,15 @@ class _Places:
             if places[number] is not None or number in graph.outside:
                 continue
             reads = self.read_by(number)
-            own = [
+            own = {
                 read
                 for read in reads
                 if places[read] is None
                 and graph.readers[read] == [number]
                 and graph.may_run(read)
+                and read not in graph.outside
                 and not self.read_by(read)
-            ]
+            }
             there = {places[read] for read in reads if read not in own}
             if own and len(there) == 1:
                 [place] = there
@@ -221,7 +222,7 @@ class _Places:
 
             candidates = {*there, near[number]} - {None}
             if not graph.guessed.isdisjoint(reads):
-                if graph.outside:
+                if number in self.from_data:
                     continue
                 latest = max(self.depth[read] for read in reads)
                 candidates = {places[read] for read in reads if self.depth[read] == latest}
@@ -260,6 +261,15 @@ class _Places:
             )
             readers.update((read, best) for read in reads)
             places[number] = best
+
+    @cached_property
+    def from_data(self) -> set[int]:
+        """The tasks that are made of data in memory."""
+        found = set(self.graph.outside)
+        for number in self.graph.inputs_first:
+            if not found.isdisjoint(self.graph.reads[number]):
+                found.add(number)
+        return found
 
     @cached_property
     def depth(self) -> list[int]:

@@ -211,7 +211,7 @@ class _Estimate:
             return known_result(self.tasks.tasks[number], self.graph(number, self.noted_of))
         nbytes = noted.nbytes
         if not nbytes or size == _ELEMENT:
-            return noted  # it broadcasts one element, or has no others
+            return noted  # one element that is broadcast, as by what an alias names; or none
         # the plan knows better than the annotations of how many bytes an element has
         return replace(noted, itemsize=noted.itemsize * size / nbytes)
 

@@ -261,18 +261,24 @@ class GraphTasks:
         """Whether a block of an output may be anywhere: no name, nor data, gives it a home."""
         return (
             self.is_output(number)
+            and self.may_run(number)
+            and not self.readers[number]
             and len(self.reads[number]) > 1
             and number not in self.outside
             and self.named_homes[number] is None
         )
 
     def may_leave(self, number: int) -> bool:
-        """Whether a task whose name gives no home may run elsewhere than at its place."""
+        """Whether a task may run elsewhere than at its place, if no name gives that.
+
+        Not if all data in memory that it reads, and its other inputs, are elsewhere: the scheduler
+        plugin then knows better.
+        """
         place = self.places[number]
         reads = {self.places[read] for read in self.moved(number)}
         data = set(map(self._position, self.outside.get(number, ()))) - {None}
         if data and place not in reads | data:
-            return False  # data gives no such place
+            return False
         return not (reads | data) <= {place}
 
     def _using(self, number: int) -> Iterator[int]:

@@ -43,7 +43,7 @@ EXPRESSIONS: dict[str, Callable[[], da.Array]] = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_results_of_graphs_that_were_optimised_before(
+def test_sizes_are_those_of_the_results_of_graphs_that_were_optimised_before(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []

@@ -154,3 +154,14 @@ def test_unknown_bytes_of_the_input_itself(monkeypatch: pytest.MonkeyPatch) -> N
     told = dasktile.explain(dask.optimize(x.map_blocks(np.sort, axis=0).sum(axis=0))[0])
     assert not told.changed and told.bytes_predicted is None
     assert "it moves an unknown number of bytes between workers" in " ".join(str(told).split())
+
+
+def test_no_worker_makes_most_of_the_results_so_that_few_bytes_are_moved(
+    four_workers: None,
+) -> None:
+    """Dask joins all rows in one block, from which it cuts columns, on one worker."""
+    x = da.random.default_rng(0).random((800, 800), chunks=(100, 800))
+    [array] = dask.optimize(da.fft.fft(da.fft.fft(x, axis=1).rechunk((800, 100)), axis=0))
+    told = dasktile.explain(array)
+    # on one worker, nothing would be moved
+    assert told.bytes_predicted is not None and told.bytes_predicted >= 0.7 * 2 * x.nbytes

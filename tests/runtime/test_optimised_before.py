@@ -134,3 +134,24 @@ def test_known_bytes_are_predicted_beside_data_whose_bytes_are_unknown() -> None
         counts = dasktile.metrics(client)
     assert is_near(counts.bytes_received, told.bytes_predicted)
     assert told.bytes_predicted > SMALL
+
+
+def test_blocks_that_run_elsewhere_than_their_array_are_predicted() -> None:
+    """Several results of one array, whose blocks keep their keys or have new ones."""
+    rows = da.random.default_rng(1).random((400, 400), chunks=(50, 100))
+    half = rows[:200] + rows[200:]
+    square = rows + rows.T
+    for arrays in (
+        [half, half * 2 + half[:, ::-1], half.T @ half],
+        [square, square - square[:, ::-1], square + square[::-1]],
+    ):
+        with dask.config.set({"distributed.scheduler.work-stealing": False}), cluster(4) as client:
+            dasktile.enable(client)
+            before = dask.optimize(*arrays)
+            told = dasktile.explain(*before)
+            dasktile.metrics(client, reset=True)
+            wait(dask.persist(*dasktile.optimize(*before)))
+            counts = dasktile.metrics(client)
+        assert counts.placed == counts.tasks
+        assert is_near(counts.bytes_received, told.bytes_predicted)
+        assert told.bytes_predicted > SMALL

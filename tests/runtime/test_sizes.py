@@ -42,26 +42,29 @@ OBJECTS = 1024
 
 
 class Made(WorkerPlugin):
-    """Counts bytes of results, by the first part of their keys."""
+    """Counts results and their bytes, by the first part of their keys."""
 
     name = "made"
 
     def setup(self, worker: Any) -> None:
         self.state = worker.state
         self.nbytes: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         if (start, finish) == ("executing", "memory"):
             self.nbytes[str(head_of(key))] += self.state.tasks[key].get_nbytes()
+            self.counts[str(head_of(key))] += 1
 
 
-def made(array: da.Array) -> Counter[str]:
-    """Bytes of the results of all tasks, by the first part of their keys."""
+def made(array: da.Array) -> tuple[Counter[str], Counter[str]]:
+    """Bytes and numbers of the results of all tasks, by the first part of their keys."""
     with cluster(2) as client:
         client.register_plugin(Made())
         array.compute()
         plugins = [worker.plugins[Made.name] for worker in client.cluster.workers.values()]
-        return sum((plugin.nbytes for plugin in plugins), Counter())
+        nbytes = sum((plugin.nbytes for plugin in plugins), Counter())
+        return nbytes, sum((plugin.counts for plugin in plugins), Counter())
 
 
 def estimated(array: da.Array) -> tuple[Counter[str], Counter[str], set[str]]:
@@ -177,8 +180,9 @@ def test_sizes_of_results_are_estimated_in_graphs_that_were_optimised(name: str)
 def compared_sizes(array: da.Array) -> int:
     """Compare estimated bytes with those of a run; the number of operations."""
     sizes, counts, guessed = estimated(array)
-    real = made(array)
-    known = sizes.keys() & real.keys()
+    real, ran = made(array)
+    # Dask fuses tasks once more as it runs them, in an order that depends on hashes
+    known = {head for head in sizes.keys() & real.keys() if counts[head] == ran[head]}
     assert not guessed
     for head in known:
         near = OBJECTS * counts[head]

@@ -104,7 +104,6 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
     }
     numbers = itertools.product(*(range(len(sizes)) for sizes in node.chunks))
     blocks = [(node.name, *number) for number in numbers]
-    shapes = list(itertools.product(*node.chunks))
     if not direct:
         return DataOfArray((), (), {}, {})
     needs = {
@@ -114,7 +113,7 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
     inputs_first = list(TopologicalSorter(needs).static_order())
     only = _only_blocks(blocks, needs, inputs_first)
     return DataOfArray(
-        _below(blocks, shapes, tasks, direct, needs, inputs_first),
+        _below(node, blocks, tasks, direct, needs, inputs_first),
         [_maker(block, tasks) for block in blocks],
         direct,
         {key: number for key in direct if (number := only.get(key)) is not None},
@@ -141,8 +140,8 @@ def _only_blocks(
 
 
 def _below(
+    node: Node,
     blocks: Sequence[Key],
-    shapes: Sequence[Sequence[int]],
     tasks: Mapping[Key, Any],
     direct: Mapping[Key, Sequence[Key]],
     needs: Mapping[Key, Sequence[Key]],
@@ -150,7 +149,7 @@ def _below(
 ) -> list[Pieces]:
     """For every block, the shares of data that it is made of; none if these are many pieces."""
     # data has about the shape of the blocks that are made of it
-    shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    shape = [max(sizes, default=0) for sizes in node.chunks]
     found: dict[Key, Pieces | None] = {}
     for key in inputs_first:
         read: dict[Key, Pieces | None] = {each: {each: 1.0} for each in direct.get(key, ())}

@@ -17,6 +17,9 @@ from dasktile.schedule.homes import has_homes
 from dasktile.schedule.placement import decode, primary
 from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
 
+#: Of data in memory, by its key: the bytes, and the mesh positions that have it.
+Held = Mapping[Any, tuple[int, set[int]]]
+
 #: Bytes of data on a worker over those of a block that is made of it, from which the block is made
 #: there (chosen: less may as well be sent).
 LEAST_SHARE = 0.5
@@ -172,9 +175,7 @@ def _near_data(
     return replace(captured, program=program, near=near, fetched=fetched)
 
 
-def _places_of_all(
-    blocks: Sequence[Mapping[Any, float]], held: Mapping[Any, tuple[int, set[int]]], least: float
-) -> list[int]:
+def _places_of_all(blocks: Sequence[Mapping[Any, float]], held: Held, least: float) -> list[int]:
     """Where most of the data of each of several blocks is; empty if that is unknown of most.
 
     As `_places`.  A few blocks without data are where the block before them is.  Data that a block
@@ -194,14 +195,13 @@ def _places_of_all(
         for each in found:
             place = place if each is None else each
             filled.append(place)
-        if max(Counter(filled).values()) <= busiest:
-            busiest, best = max(Counter(filled).values()), filled
+        most = max(Counter(filled).values())
+        if most <= busiest:
+            busiest, best = most, filled
     return best
 
 
-def _near_readers(
-    read: DataOfArray, homes: Sequence[int], held: Mapping[Any, tuple[int, set[int]]]
-) -> dict[Any, int]:
+def _near_readers(read: DataOfArray, homes: Sequence[int], held: Held) -> dict[Any, int]:
     """The places of tasks of one block each whose data the worker of the block has, or receives.
 
     Otherwise, it would receive their results and the data.
@@ -227,7 +227,7 @@ def _over_largest(shares: Mapping[Any, float]) -> dict[Any, float]:
 
 def _places(
     reads: Sequence[Mapping[Any, float]],
-    held: Mapping[Any, tuple[int, set[int]]],
+    held: Held,
     least: float,
     sent: Sequence[Sequence[Any]] = (),
 ) -> list[int | None]:

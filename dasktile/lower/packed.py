@@ -150,7 +150,7 @@ def _pack_dicts(dicts: Sequence[dict[Any, Any]], whole: Set[int]) -> Packed:
 def _unpack(packed: Packed) -> list[Any]:
     """The values of columns."""
     how, *parts = packed
-    return _HOW[how](*parts)
+    return _UNPACKERS[how](*parts)
 
 
 def _rows(columns: Sequence[Packed]) -> list[tuple[Any, ...]]:
@@ -205,7 +205,7 @@ def _forms(numbers: Packed, parts: Sequence[Packed]) -> list[Any]:
 
 
 #: By how values are packed, what makes them of the parts.
-_HOW: dict[str, Callable[..., list[Any]]] = {
+_UNPACKERS: dict[str, Callable[..., list[Any]]] = {
     "each": list,
     "same": _same,
     "several": _several,

@@ -250,12 +250,17 @@ class GraphTasks:
     def needs_names(self) -> bool:
         """Whether a task whose name gives no home may run elsewhere than at its place."""
         return self.has_split_roots or any(
-            self.is_loose(number)
-            # others may read data whose workers the plan does not know
-            and (number in self.outside or not (self.outside and self.is_output(number)))
-            and self.may_leave(number)
+            self.is_loose(number) and self._may_need_name(number) and self.may_leave(number)
             for number in range(len(self.keys))
         )
+
+    def _may_need_name(self, number: int) -> bool:
+        """Whether the place of a task is sure enough for names.
+
+        Where the graph reads data in memory, whose workers the plan may not know, not for blocks of
+        outputs, but for those that read it themselves.
+        """
+        return number in self.outside or not (self.outside and self.is_output(number))
 
     def may_move(self, number: int) -> bool:
         """Whether a block of an output may be anywhere: no name, nor data, gives it a home."""
@@ -276,7 +281,7 @@ class GraphTasks:
         """
         place = self.places[number]
         reads = {self.places[read] for read in self.moved(number)}
-        data = set(map(self._position, self.outside.get(number, ()))) - {None}
+        data = set(map(self._planned_place, self.outside.get(number, ()))) - {None}
         if data and place not in reads | data:
             return False
         return not (reads | data) <= {place}
@@ -441,17 +446,17 @@ class GraphTasks:
     def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
         key, head = self.keys[number], self.heads[number]
-        if self._positions(head):
-            return self._position(key)
+        if self._planned_places(head):
+            return self._planned_place(key)
         tiles = self.limits.named.get(head)
         return self.named_homes[number] if tiles is None else self.names.of(key, tiles)
 
-    def _position(self, key: Key) -> int | None:
+    def _planned_place(self, key: Key) -> int | None:
         """The mesh position of a key in `BundleLimits.positions`, None if it is not there."""
-        blocks = self._positions(str(head_of(key)))
+        blocks = self._planned_places(str(head_of(key)))
         return blocks.get(key[1:] if type(key) is tuple else ())
 
-    def _positions(self, head: str) -> Mapping[tuple[int, ...], int]:
+    def _planned_places(self, head: str) -> Mapping[tuple[int, ...], int]:
         """The mesh positions of keys with a first item."""
         if head not in self._tokens:
             self._tokens[head] = token(head)

@@ -66,7 +66,7 @@ def meets(cost: float, bound: float) -> bool:
 
 
 def least_sum(tables: Sequence[Table]) -> Table:
-    """The least sum of some tables over their first axis; the first has the shape of the sum."""
+    """The least sum of some tables, which may be broadcast, over their first axis."""
     total = tables[0]
     for table in tables[1:]:
         total = total + table

@@ -310,7 +310,7 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
         return replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
     verdict = THERE_UNKNOWN.format(format_bytes(after))
     if is_known:
-        plan = replace(plan, before=run)
+        plan = replace(plan, before=replace(run, guessed=0.0))
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
     kept = unchanged(plan, verdict)
     return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))

@@ -21,7 +21,7 @@ from dasktile.lower.names import placements_in
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
 from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
-from dasktile.prediction import sound, tasks_of_input
+from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
 from dasktile.returned import ReturnedPlan, describer, returned_plan
@@ -134,10 +134,17 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         count = tasks_of_input(request.graph, wanted_keys_of(request, wanted_blocks(request)))
         explanation = replace(explanation, run_tasks_before=count)
     if explanation.in_memory and explanation.changed and request.machine.placed:
+        # a simulation would not know where blocks are
+        explanation = replace(explanation, received_after=_received_at_places(chosen))
         planned = explanation.bytes_predicted
         received = None if planned is None else _received_by_input(request, chosen, planned)
         if received is not None:
             explanation = replace(explanation, received_before=received, received_after=planned)
+    elif explanation.in_memory and explanation.received_before is None and request.machine.placed:
+        run = _run_where_blocks_are(request, chosen)
+        # Dask's scheduler moves more than the model counts for workers with more blocks than others
+        if run is not None and run.moved < explanation.bytes_before:
+            explanation = replace(explanation, received_before=run.moved)
     if is_again and request.machine.placed:
         explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation
@@ -147,6 +154,15 @@ def _received_within(chosen: Candidate) -> int:
     """Bytes that workers receive for tasks within arrays, as far as their sizes are known."""
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
     return 0 if source is None else source.tasks.unplanned
+
+
+def _received_at_places(chosen: Candidate) -> int | None:
+    """Bytes that workers receive, if every task runs at its place; None if much is unknown."""
+    source = None if chosen.lowered is None else chosen.lowered.bundled.source
+    if source is None or source.tasks.uncounted_share(is_of_data=False) > _FEW_UNSIZED:
+        return None
+    fetched = source.tasks.fetched
+    return None if fetched is None else source.tasks.received + fetched
 
 
 def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
@@ -177,13 +193,21 @@ def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int
     None where these are not clearly more than those of the plan: they are known roughly, as
     Dask's scheduler decides by what workers do at the time.
     """
-    if not is_predictable(request):
-        return None
-    there = blocks_there(chosen.planned.captured)
-    run = sound(predicted_input(request, wanted_of(request, chosen), there=there))
+    run = _run_where_blocks_are(request, chosen)
     if run is None or run.moved < max(_CLEARLY_MORE * planned, planned + _MANY_BYTES):
         return None
     return run.moved
+
+
+def _run_where_blocks_are(request: Request, chosen: Candidate) -> Prediction | None:
+    """The run of Dask's own graph, with its blocks on their workers; None if it is unknown."""
+    captured = chosen.planned.captured
+    data = {key: at for key, at in captured.near.items() if key in captured.held}
+    there = blocks_there(captured) | data
+    if not there or not is_predictable(request):
+        return None
+    held = {key: captured.held[key] for key in data}
+    return sound(predicted_input(request, wanted_of(request, chosen), there=there, data=held))
 
 
 def _variables_of(

@@ -59,10 +59,11 @@ def predicted_input(
     needed: Mapping[str, Needed],
     work: float = 0.0,
     there: Mapping[Any, int] = MappingProxyType({}),
+    data: Mapping[Any, tuple[tuple[int, ...], Any]] = MappingProxyType({}),
 ) -> Prediction | None:
     """What the input's own graph takes; None if the sizes of results are unknown."""
     wanted = wanted_keys_of(request, needed)
-    return predict_input(request.graph, wanted, request.machine, work, there)
+    return predict_input(request.graph, wanted, request.machine, work, there, data)
 
 
 class InputRun:

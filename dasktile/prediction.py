@@ -296,6 +296,7 @@ def predict_input(
     machine: Machine,
     work: float = 0.0,
     there: Mapping[Any, int] = MappingProxyType({}),
+    data: Mapping[Any, tuple[tuple[int, ...], Any]] = MappingProxyType({}),
 ) -> Prediction | None:
     """What Dask's own graph takes; None if the sizes of results are unknown.
 
@@ -311,8 +312,10 @@ def predict_input(
         Seconds that functions take.
     there
         Blocks that are in memory already, and the mesh position of each.
+    data
+        Those of them that are not of the graph: their shapes and types.
     """
-    tasks, guessed = input_tasks(graph, wanted, machine, there)
+    tasks, guessed = input_tasks(graph, wanted, machine, there, data)
     return predict_tasks(machine, work, tasks, guessed)
 
 
@@ -321,15 +324,17 @@ def input_tasks(
     wanted: Mapping[str, Collection[Any]],
     machine: Machine,
     there: Mapping[Any, int] = MappingProxyType({}),
+    data: Mapping[Any, tuple[tuple[int, ...], Any]] = MappingProxyType({}),
 ) -> tuple[PlacedTasks, float]:
     """The tasks of Dask's own graph as it runs, and how much of their sizes is a guess.
 
     Parameters
     ----------
-    graph, wanted, machine, there
+    graph, wanted, machine, there, data
         As for `predict_input`.
     """
-    limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
+    limits = replace(_UNBUNDLED, data=data)
+    by_place = machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says
         tables = _workers_by_positions(graph, machine.workers)

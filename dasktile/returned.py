@@ -136,8 +136,8 @@ def describer(
     plan = with_premise(request, chosen.planned, exact)
     bundled = None if chosen.lowered is None else chosen.lowered.bundled
     unplanned = 0 if bundled is None else bundled.unplanned(plan.after.bytes)
-    divided = chosen.planned.captured.divided
-    if divided and chosen.after is not None and chosen.after.is_sound:
+    captured = chosen.planned.captured
+    if captured.divided and chosen.after is not None and chosen.after.is_sound:
         # the simulated run that decided, in which Dask fuses tasks
         unplanned = max(0, chosen.after.moved - plan.after.bytes)
     return partial(
@@ -151,7 +151,7 @@ def describer(
         layers=_layers(chosen),
         bundle=most_bundled(request.machine),
         unplanned=unplanned,
-        divided=divided,
+        in_memory=captured.is_in_memory,
     )
 
 
@@ -207,7 +207,9 @@ def remember(request: Request, chosen: Candidate) -> ReturnedPlan | None:
         tuple(lowered.names),
         frozenset(lowered.graph.layers),
         # without what asks a client
-        replace(request.machine, who_has=None, durations=None, data=None, unfinished=None),
+        replace(
+            request.machine, who_has=None, durations=None, data=None, shapes=None, unfinished=None
+        ),
         most_bundled(request.machine),
         (chosen.before, chosen.after),
         "" if is_simulated else choice.too_large(request, chosen),

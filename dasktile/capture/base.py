@@ -157,6 +157,8 @@ class Captured:
         Exceptions inside capture; each is a defect of dasktile.
     near
         By the key of a task that reads data of other collections, the mesh position of the data.
+    held
+        By the key of such data, its shape and the type of its elements, where it is an array.
     fetched
         Bytes of such data that workers receive for blocks that are made of data on several.
     computing
@@ -171,9 +173,16 @@ class Captured:
     graph: HighLevelGraph
     errors: tuple[Exception, ...] = ()
     near: Mapping[Key, int] = field(default_factory=dict)
+    held: Mapping[Key, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
     fetched: int = 0
     computing: int = 0
     divided: bool = False
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether workers have blocks of its arrays, or data that they are made of, in memory."""
+        is_there = bool(self.near) or any(node.homes for node in self.program.nodes)
+        return is_there and not self.divided
 
 
 @dataclass

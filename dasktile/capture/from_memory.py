@@ -32,6 +32,10 @@ MOST_READ = 8
 #: The share of a block that a reduction passes on (chosen: next to nothing).
 REDUCED = 0.01
 
+#: Share of the largest piece of a block up to which a piece is left out, if there are many (chosen:
+#: as the edges of a block's neighbours).
+SMALL_PIECE = 0.1
+
 #: Bytes of other arrays that an array reads, as a share of its own, up to which its data decides
 #: where its blocks are made (chosen: a mask and its axes).
 SMALL_SHARE = 0.1
@@ -200,14 +204,21 @@ def _is_argument(task: Any, key: Key) -> bool:
 
 
 def _joined(parts: Iterable[Mapping[Key, float] | None]) -> Pieces | None:
-    """Several pieces of data and the shares of them that are read; None if they are many."""
+    """Several pieces of data and the shares of them that are read; None if they are many.
+
+    Where there are many, small shares are left out, as those of a mean of all.
+    """
     pieces: Pieces = {}
     for part in parts:
         if part is None:
             return None
         for key, share in part.items():
             pieces[key] = max(share, pieces.get(key, 0.0))
-    return pieces if len(pieces) <= MOST_READ else None
+    if len(pieces) <= MOST_READ:
+        return pieces
+    least = max(REDUCED, SMALL_PIECE * max(pieces.values()))
+    large = {key: share for key, share in pieces.items() if share > least}
+    return large if len(large) <= MOST_READ else None
 
 
 def _part(task: Any, shape: Sequence[int]) -> float:

@@ -31,6 +31,9 @@ _DEFAULT = ClusterSettings()
 
 _Answer = TypeVar("_Answer")
 
+#: The shape of an array, and the type of its elements.
+ArrayType = tuple[tuple[int, ...], Any]
+
 #: Seconds between two questions for results that are being computed: first, and at the most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
@@ -65,6 +68,9 @@ class Machine:
     data
         Returns the bytes of results in memory, and the addresses of the workers that have them, by
         their keys.
+    shapes
+        Returns shapes and types of arrays in the memory of workers, by their keys, given the keys
+        and the addresses.
     unfinished
         Waits for results that are being computed on unknown workers, for a limited time; returns,
         of some keys, those of results that still are.
@@ -86,6 +92,9 @@ class Machine:
     calibration: Calibration | None = None
     durations: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
     data: Callable[[Sequence[Any]], Mapping[Any, tuple[int, Sequence[str]]]] | None = field(
+        default=None, compare=False
+    )
+    shapes: Callable[[Sequence[Any], Collection[str]], Mapping[Any, ArrayType]] | None = field(
         default=None, compare=False
     )
     unfinished: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, compare=False)
@@ -266,6 +275,16 @@ def _client_machine(client: Any) -> Machine | None:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
         return _with_expected(found, blocks, lambda keys: ask(_expected, {}, keys=keys))
 
+    def shapes(keys: Sequence[Any], addresses: Collection[str]) -> Mapping[Any, ArrayType]:
+        if client.asynchronous:
+            return {}
+        try:
+            answers = client.run(_shapes, keys, workers=list(addresses), on_error="ignore")
+        except Exception:
+            # workers that have left meanwhile
+            return {}
+        return {key: each for answer in answers.values() for key, each in answer.items()}
+
     def unplaced(keys: Sequence[Any]) -> list[Any]:
         # the scheduler may not have their graph yet
         pending = [key for key in keys if _is_pending(client.futures.get(key))]
@@ -292,6 +311,7 @@ def _client_machine(client: Any) -> Machine | None:
         who_has=who_has,
         durations=lambda: ask(_averages, {}),
         data=lambda keys: ask(_in_memory, {}, keys=keys),
+        shapes=shapes,
         unfinished=unfinished,
     )
     cluster = _with_metadata(cluster, _metadata(client))
@@ -367,6 +387,21 @@ def _in_memory(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, tuple[int,
         if workers:
             found[key] = max(0, ts.nbytes), sorted(ws.address for ws in workers)
     return found
+
+
+def _shapes(keys: Sequence[Any], dask_worker: Any) -> dict[Any, ArrayType]:
+    """Shapes and types of arrays in memory by key; runs on a worker.
+
+    Data that was spilled is not read.
+    """
+    values = getattr(dask_worker.data, "fast", dask_worker.data)
+    found = {key: values[key] for key in keys if key in values}
+    # of NumPy or CuPy, no subclass of theirs
+    return {
+        key: (value.shape, value.dtype)
+        for key, value in found.items()
+        if type(value).__name__ == "ndarray" and not value.dtype.hasobject
+    }
 
 
 def _metadata(client: Any) -> Mapping[str, Any]:

@@ -45,6 +45,8 @@ class BundleLimits:
         theirs.  Tasks of meshes without a table have no place.
     tiles
         By the name of a layer that holds an array, its chunks and the bytes of an element.
+    data
+        By the key of an array in memory that is not of the graph, its shape and type.
     working
         By key of a task, bytes that it holds while it runs, besides its inputs and its result.
     gathered
@@ -68,6 +70,7 @@ class BundleLimits:
     named: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[int, Sequence[int]] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
+    data: Mapping[Key, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     gathered: Collection[str] = ()
     unknown: Collection[str] = ()

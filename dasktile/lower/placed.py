@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dask.highlevelgraph import HighLevelGraph
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.optimization import default_fused_keys_renamer
 from dask.order import order
 from dask.utils import key_split
@@ -176,11 +177,20 @@ def placed_tasks(
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
+        graph = _with_data(graph, limits.data) if limits.data else graph
         numbered = GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits)
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
     return placed(tasks, ends, known.tasks, by_place, there, threads, is_enabled), known.guessed
+
+
+def _with_data(graph: HighLevelGraph, data: Collection[Any]) -> HighLevelGraph:
+    """A graph with the data that it reads, as a layer without values."""
+    name = f"data-{tokenize(list(data))}"
+    layer = MaterializedLayer({key: DataNode(key, None) for key in data})
+    reads = {each: {*names, name} for each, names in graph.dependencies.items()}
+    return HighLevelGraph({**graph.layers, name: layer}, {**reads, name: set()})
 
 
 def placed(
@@ -218,7 +228,8 @@ def placed(
     number = {key: at for at, key in enumerate(keys)}
     readers = readers_of(reads)
     kept = {number[key] for key in ends if key in number}
-    chains = _chains(tasks, keys, readers, kept)
+    # blocks in memory are no tasks to Dask
+    chains = _chains(tasks, keys, readers, kept | {number[key] for key in there if key in number})
     #: For every task that Dask runs, the last task of its chain, or that task twice: for the chain
     #: and for its alias.
     run: list[int] = []

@@ -104,13 +104,15 @@ class _Places:
                 self.places[number] = self.place_of_inputs(number)
 
     def place_slices_of_data(self) -> None:
-        """Cut a large block of data where most of it is read: the other workers need only slices.
+        """Cut a large block of the graph's data where most of it is read: others need only slices.
 
         Where a worker reads the block as a whole, it has it.
         """
         graph, places = self.graph, self.places
         for data, readers in enumerate(graph.readers):
             if type(graph.tasks[data]) is not DataNode or len(readers) < 2:
+                continue
+            if places[data] is not None:  # it is in the memory of a worker
                 continue
             if graph.sizes[data] < CUT_DATA:
                 continue
@@ -147,12 +149,12 @@ class _Places:
                 and readers
                 and all(known[each] or self.is_main_input(number, each, near) for each in readers)
             ):
-                if not self.placed_reads(number):
+                if not self.read_by(number):
                     near[number] = self.place_of_readers(number, near)
                 elif len(there := {near[reader] for reader in readers}) == 1:
                     near[number] = there.pop()
         for number in self.unplaced:
-            reads = self.placed_reads(number)
+            reads = self.read_by(number)
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
             if places[number] is None and len(reads) == 1 and graph.is_cut(number):
@@ -338,19 +340,14 @@ class _Places:
                 group[number] = only
         return list({id(each): each for each in group.values()}.values())
 
-    def placed_reads(self, number: int) -> list[int]:
-        """What a task reads, without data of the graph that the plan places nowhere."""
+    def read_by(self, number: int) -> list[int]:
+        """What a task reads, without data of the graph that is nowhere in particular."""
         graph, places = self.graph, self.places
         return [
             read
             for read in graph.moved(number)
             if places[read] is not None or type(graph.tasks[read]) is not DataNode
         ]
-
-    def read_by(self, number: int) -> list[int]:
-        """What a task reads that is made by tasks."""
-        graph = self.graph
-        return [read for read in graph.moved(number) if type(graph.tasks[read]) is not DataNode]
 
     def reads_with_places(self, number: int) -> list[int]:
         """What a task reads whose places are known; nothing if those of much else are not."""

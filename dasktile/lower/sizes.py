@@ -19,7 +19,7 @@ from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.kernels.blas import total
 from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
-from dasktile.lower.known import KnownResult
+from dasktile.lower.known import KnownResult, known_array
 from dasktile.lower.noted import NotedBlocks
 from dasktile.lower.planned_sizes import PlannedSizes
 from dasktile.lower.results import SLICING, ResultGraph, array_result, known_result
@@ -198,6 +198,8 @@ class _Estimate:
         if data is not None:
             return data
         key, noted = self.tasks.keys[number], self.tasks.noted.get(self.tasks.heads[number])
+        if key in self.tasks.limits.data:
+            return self.in_memory(key)
         shape = noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
         return None if noted is None or shape is None else noted.result(shape)
 
@@ -248,7 +250,7 @@ class _Estimate:
     def noted_of(self, key: Key) -> KnownResult | None:
         """The block of a key; None for others."""
         number = self.tasks.number.get(key)
-        return None if number is None else self.noted(number)
+        return self.in_memory(key) if number is None else self.noted(number)
 
     def merged(self, key: Key, number: int) -> KnownResult | None:
         """A block of a layer that Dask has merged with that of a task; None for other steps.
@@ -276,7 +278,12 @@ class _Estimate:
     def read(self, key: Key, sizes: Sequence[int]) -> KnownResult | None:
         """What a reference to a key stands for; None if its size is unknown."""
         number = self.tasks.number.get(key)
-        return None if number is None else self.known(number, sizes[number])
+        return self.in_memory(key) if number is None else self.known(number, sizes[number])
+
+    def in_memory(self, key: Key) -> KnownResult | None:
+        """An array in the memory of a worker; None for other keys."""
+        array = self.tasks.limits.data.get(key)
+        return None if array is None else known_array(*array)
 
     def taken(self, task: Any, sizes: Sequence[int]) -> KnownResult | None:
         """Elements at positions of one axis of a block, whose axes are then arranged."""

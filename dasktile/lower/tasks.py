@@ -425,6 +425,22 @@ class GraphTasks:
         """Bytes that workers receive from each other, if every task runs at its place."""
         return received(self.places, self.readers, self.sizes, self.guessed)
 
+    @cached_property
+    def fetched(self) -> int | None:
+        """Bytes of data in memory that workers receive; None if some of it is unknown."""
+        total = 0
+        readers = {
+            (key, self.places[number]) for number, data in self.outside.items() for key in data
+        }
+        for key, place in readers:
+            array, there = self.limits.data.get(key), self._planned_place(key)
+            if array is None or there is None or place is None:
+                return None
+            shape, dtype = array
+            if there != place:
+                total += math.prod(shape) * dtype.itemsize
+        return total
+
     def uncounted_share(self, is_of_data: bool) -> float:
         """Of the results that workers receive from each other, the share not in `received`.
 

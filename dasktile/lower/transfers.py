@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 #: Bytes of a result up to which it does not matter where it is made (chosen: an index).
-SMALL = 2**10
+SMALL = 2**12
 
 
 def received(

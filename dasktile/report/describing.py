@@ -81,7 +81,7 @@ def describe_plan(
     variables: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     memory: int | None = None,
     dims: Mapping[str, tuple[Hashable, ...]] = MappingProxyType({}),
-    divided: bool = False,
+    in_memory: bool = False,
 ) -> Explanation:
     """Describe a plan.
 
@@ -123,13 +123,12 @@ def describe_plan(
         Bytes that a worker may have in all; None if that is unknown.
     dims
         By the name of an array, its dimensions in these objects.
-    divided
-        Whether the plan has chosen the homes of the program's arrays, which are not in memory.
+    in_memory
+        Whether workers have blocks of the input, or data that they are made of, in memory.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
     old, new = handed
-    in_memory = not divided and any(node.homes for node in plan.program.nodes)
     # most simulations do not know which workers have the blocks that are in memory already
     # blocks in another order than that of boxes on a grid may move fewer bytes than any of these
     is_bound = (

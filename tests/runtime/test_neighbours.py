@@ -122,11 +122,13 @@ def test_small_data_decides_nothing(client: Client) -> None:
     assert not any(places(client, from_delayed([delayed(make)(seed) for seed in seeds])))
 
 
-def test_data_on_one_worker_decides_nothing(client: Client) -> None:
+def test_blocks_of_data_on_one_worker_are_made_there(client: Client) -> None:
     [worker, *_] = client.scheduler_info()["workers"]
     data = [np.full((STEP, COLUMNS), float(number)) for number in range(20)]
     scattered = client.scatter(data, workers=[worker], hash=False)
-    assert not any(places(client, from_delayed([delayed(root)(each) for each in scattered])))
+    [homes] = places(client, from_delayed([delayed(root)(each) for each in scattered]))
+    place = machine(client).order.index(worker)
+    assert homes == ((place,),) * len(data)
 
 
 def test_the_larger_piece_of_data_decides(client: Client) -> None:

@@ -193,15 +193,14 @@ class Placing:
                 if ts.key not in near:
                     after.append(ts)
                 continue
-            # slices have no home worker yet; other tasks read them
-            slices = {
-                reader.key
-                for reader in ts.dependents
-                if (reader.key in near or len(reader.dependencies) == 1) and reader.key not in homes
-            }
+            # slices and aliases have no home worker yet; other tasks read them
+            slices: set[Any] = set()
             readers = list(ts.dependents)
-            for reader in ts.dependents:
-                readers += reader.dependents if reader.key in slices else ()
+            for reader in readers:
+                is_only = reader.key in near or len(reader.dependencies) == 1
+                if is_only and reader.key not in homes and reader.key not in slices:
+                    slices.add(reader.key)
+                    readers += reader.dependents
             if all(
                 reader.key in homes or reader.key in near or reader.key in slices
                 for reader in readers

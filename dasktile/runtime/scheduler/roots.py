@@ -65,8 +65,16 @@ def is_root(ts: TaskState) -> bool:
 
 
 def reads_only_data(ts: TaskState) -> bool:
-    """Whether a task reads nothing but data that the graph contains, which may be in memory."""
-    return all(is_data(read) and not read.dependencies for read in ts.dependencies)
+    """Whether a task reads nothing but data that the graph contains.
+
+    A large array that is in the memory of a worker already, as one that was persisted, is none.
+    """
+    return all(
+        is_data(read)
+        and not read.dependencies
+        and not (read.who_has and (read.nbytes or 0) >= CUT_DATA)
+        for read in ts.dependencies
+    )
 
 
 def is_data(ts: TaskState) -> bool:

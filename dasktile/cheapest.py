@@ -83,6 +83,9 @@ MOST_OWN = 2_000
 #: Bytes between workers up to which a run moves none (chosen: positions, headers).
 HARDLY_MOVED = 2**16
 
+#: Bytes between workers up to which no plan is tried that moves fewer (chosen: some milliseconds).
+LITTLE_MOVED = 2**20
+
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
 SMALL_BUNDLES = (1 / 4, 1 / 16)
@@ -122,6 +125,7 @@ def cheapest(
         usual = with_own_prediction(request, usual, stock.work)
         if is_simulated:
             usual = best_division(request, captured, usual, stock, OWN_CHUNKS)
+            usual = _unless_whole(request, captured, usual, stock)
         plans = [usual]
         if usual.after is None:
             return usual
@@ -173,6 +177,31 @@ def _unless_cheaper(request: Request, usual: Candidate, stock: InputRun) -> Cand
     if least < CLEARLY_LESS * before.cost:
         return None
     return unchanged(replace(usual, before=before), NO_GAIN)
+
+
+def _unless_whole(
+    request: Request, captured: Captured, usual: Candidate, stock: InputRun
+) -> Candidate:
+    """A plan, or one whose tiles are those of whole arrays, if that moves fewer bytes.
+
+    The usual plan divides among all workers what is needed of an array.  Where other arrays are
+    needed as a whole, the parts of these that it reads are then on other workers.
+    """
+    needs, run = usual.planned.needs, usual.after
+    if needs.ranges is None or run is None or run.moved <= LITTLE_MOVED:
+        return usual
+    before = stock.prediction
+    if before is None or not before.is_sound or before.moved > CLEARLY_LESS * run.moved:
+        return usual
+    whole = replace(usual.planned, needs=replace(needs, ranges=None, is_whole=False))
+    other = candidate(request, captured, request.machine.settings(), other=whole)
+    if other is None or other.planned.plan.tiled is None:
+        return usual
+    other = with_own_prediction(request, other, stock.work)
+    less = other.after
+    if less is None or less.moved > CLEARLY_LESS * run.moved or less.cost > run.cost:
+        return usual
+    return other
 
 
 def _moves_needlessly(plan: Candidate, program: Program, stock: InputRun) -> bool:

@@ -681,3 +681,14 @@ def test_arrays_with_unneeded_blocks_are_placed_by_what_they_are(
     assert any("needed" in node.reason for node in explanation.nodes)
     # along the axes that are not selected from, every block is read where it is made
     assert explanation.bytes_predicted == explanation.bytes_after == 0
+
+
+def test_a_part_of_an_array_is_divided_as_the_whole_where_others_read_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Divided among all workers, the part would be made of blocks that others have."""
+    plan_for_workers(monkeypatch)
+    x = da.random.default_rng(0).random((4000, 2000), chunks=(500, 1000))
+    plan = dasktile.explain(x.max(axis=0) - x.std(axis=1)[:2000])
+    assert plan.changed
+    assert plan.bytes_predicted <= 100_000

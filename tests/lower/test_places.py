@@ -96,3 +96,23 @@ def test_little_from_anywhere_does_not_keep_a_task_from_its_other_inputs() -> No
     graph = Graph([[], [], [], [0, 1, 2], [0]], {1: 0, 2: 1}, positions=2)
     graph.sizes[0], graph.sizes[2] = 10, 150
     assert places_of(graph)[:4] == [None, 0, 1, 1]
+
+
+def test_tasks_run_where_data_in_memory_is() -> None:
+    """Steps of an operation, each of a block of data, whose results are read elsewhere."""
+    graph = Graph(reads=[[], [], [0], [1], [2, 3]], planned={0: 0, 1: 1, 4: 0}, data={0, 1})
+    assert places_of(graph) == [0, 1, 0, 1, 0]
+
+
+def test_data_in_memory_is_cut_where_it_is() -> None:
+    """Not where its slices are read, as data that comes with the graph."""
+
+    class Cut(Graph):
+        def is_cut(self, number: int) -> bool:
+            return number in (2, 3)
+
+    reads = [[], [], [0], [0], [1, 2], [1, 3]]
+    for planned, there in ({0: 2}, 2), ({}, 0):
+        graph = Cut(reads, {**planned, 4: 0, 5: 1}, data={0, 1}, positions=3)
+        graph.sizes[0] = 2**20
+        assert places_of(graph)[2:4] == [there, there]

@@ -432,6 +432,17 @@ def keep_tasks(layer: Any, tasks: Mapping[Any, Any]) -> None:
     layer._cached_dict = {"dsk": tasks}  # as Dask 2026.1 to 2026.8
 
 
+def without_tasks(layer: Any) -> dict[str, Any]:
+    """The attributes of a Blockwise layer, without the tasks that it keeps.
+
+    Parameters
+    ----------
+    layer
+        The layer.
+    """
+    return {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
+
+
 def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
     """Run the tasks of a fused task; each result is released once its last reader has run.
 

@@ -393,9 +393,9 @@ def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:
     chunks = annotations["chunks"]
     if chunks is None or annotations["dtype"] is None:
         return None
-    for sizes in chunks:
-        for size in sizes:
-            if not isinstance(size, (int, np.integer)):
-                return None
-    exact = tuple(tuple(int(size) for size in sizes) for sizes in chunks)
+    kinds = set(map(type, itertools.chain.from_iterable(chunks)))
+    if not all(issubclass(kind, (int, np.integer)) for kind in kinds):
+        return None
+    # arrays share the sizes that they have in common
+    exact = tuple(tuple(sizes if kinds == {int} else map(int, sizes)) for sizes in chunks)
     return ArrayInfo(name, tuple(map(sum, exact)), np.dtype(annotations["dtype"]), exact)

@@ -261,7 +261,7 @@ def _unchanged_reason(layer: Layer, info: ArrayInfo) -> str:
         if called_function(layer)[0] is unique_internal:
             return f"a step of unique: {UNKNOWN_SIZES}"
         return f"arrays of dtype {info.dtype} are not supported"
-    if any(size == 0 for sizes in info.chunks for size in sizes):
+    if any(0 in sizes for sizes in info.chunks):
         return "some chunks are empty"
     if isinstance(layer, Blockwise) and layer.output_blocks:
         return "only some of its blocks are in the graph"

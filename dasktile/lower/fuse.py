@@ -66,7 +66,7 @@ def fuse(
         grouping = _Grouping(tasks)
         for _ in range(settings.max_rounds):
             if grouping.form_groups():
-                return fused_graph(tasks, grouping.groups())
+                return fused_graph(tasks, grouping.groups, grouping.inputs)
     return Fused(HighLevelGraph(layers, dependencies))
 
 
@@ -83,6 +83,10 @@ class _Grouping:
         self.fusible = fusible
         #: The last task of the group of each task, which stands for the group.
         self.last = list(range(len(fusible.tasks)))
+        #: The tasks of every group, by its last, in an order in which they can run.
+        self.groups: dict[int, list[int]] = {}
+        #: What every group of several tasks reads of others, by its last.
+        self.inputs: dict[int, set[int]] = {}
         #: Pairs of layers, each of a task and its reader, which are not fused.
         self.separate: set[tuple[str, str]] = set()
 
@@ -107,6 +111,14 @@ class _Grouping:
             work[last] += size
             if calls:
                 calling.add(last)
+        self.groups = {}
+        for number in reversed(fusible.order):
+            self.groups.setdefault(self.last[number], []).append(number)
+        self.inputs = {
+            last: set(chain(*[fusible.reads[number] for number in numbers])).difference(numbers)
+            for last, numbers in self.groups.items()
+            if len(numbers) > 1
+        }
         violations = self._violations()
         self.separate |= violations
         return not violations
@@ -118,23 +130,23 @@ class _Grouping:
 
     def _joinable(self, number: int) -> int | None:
         """The last task of the group that a task may join, None if there is none."""
-        fusible = self.fusible
+        fusible, limits, remote = self.fusible, self.fusible.limits, self.fusible.remote
         readers = fusible.readers[number]
         if not readers or number in fusible.fixed:
             return None
-        last = self.last[readers[0]]
-        for reader in readers:
-            if self.last[reader] != last:
-                return None
         layer, home = fusible.layer[number], fusible.homes[number]
-        light, threads = layer in fusible.limits.light, fusible.limits.threads
+        light, threads = layer in limits.light, limits.threads
+        last = self.last[readers[0]]
+        for reader in (last, *readers):
+            if self.last[reader] != last or (remote[reader] and not light):
+                return None
         if fusible.homes[last] != home or (home is None and not light):
             return None
         if not isinstance(fusible.tasks[number], (Task, Alias)):
             return None
         if type(fusible.tasks[last]) not in (Task, Alias):
             return None
-        if layer in fusible.limits.chained:
+        if layer in limits.chained:
             [reader, *others] = readers
             if others or len(fusible.reads[reader]) > 1 or not fusible.sizes[reader]:
                 return None
@@ -142,11 +154,7 @@ class _Grouping:
             (layer, fusible.layer[reader]) in self.separate for reader in readers
         ):
             return None
-        if not light and (fusible.remote[last] or any(map(fusible.remote.__getitem__, readers))):
-            return None
-        if fusible.remote[number] and not (
-            type(fusible.tasks[last]) is Alias and readers == [last]
-        ):
+        if remote[number] and not (type(fusible.tasks[last]) is Alias and readers == [last]):
             return None  # an alias takes no time
         if threads > 1:
             counts = fusible.counts
@@ -161,19 +169,18 @@ class _Grouping:
         would be fused by Dask with a task of another worker.
         """
         fusible = self.fusible
-        groups = self.groups()
-        pairs = self._idle_threads(groups)
-        for last, numbers in groups.items():
-            if len(numbers) == 1:
-                continue
-            inside = set(numbers)
-            inputs = set(chain.from_iterable(map(fusible.reads.__getitem__, numbers))) - inside
+        pairs = self._idle_threads()
+        for last, inputs in self.inputs.items():
+            numbers = self.groups[last]
             if self._fused_by_dask(last, inputs):
                 pairs |= self._pairs(numbers)
             if len(inputs) < 2:
                 continue
-            most = max([fusible.inputs[number] for number in numbers])
-            if fusible.bytes(inputs) > max(most, fusible.limits.inputs):
+            read_at_once = fusible.bytes(inputs)
+            if read_at_once > fusible.limits.inputs and read_at_once > max(
+                fusible.bytes(fusible.reads[number]) for number in numbers
+            ):
+                inside = set(numbers)
                 pairs |= {
                     (fusible.layer[read], fusible.layer[number])
                     for number in numbers
@@ -183,13 +190,6 @@ class _Grouping:
                     and (number == last or self._shrinks(read))
                 }
         return pairs
-
-    def groups(self) -> dict[int, list[int]]:
-        """The tasks of every group, by its last, in an order in which they can run."""
-        groups: dict[int, list[int]] = {}
-        for number in reversed(self.fusible.order):
-            groups.setdefault(self.last[number], []).append(number)
-        return groups
 
     def _pairs(self, numbers: Iterable[int]) -> set[tuple[str, str]]:
         """Pairs of the layer of a task and the layer of a reader in the same group."""
@@ -201,7 +201,7 @@ class _Grouping:
             for reader in fusible.readers[number]
         }
 
-    def _idle_threads(self, groups: Mapping[int, list[int]]) -> set[tuple[str, str]]:
+    def _idle_threads(self) -> set[tuple[str, str]]:
         """Pairs of layers with fewer groups than threads at a home, and no fewer tasks."""
         fusible = self.fusible
         threads = fusible.limits.threads
@@ -209,7 +209,7 @@ class _Grouping:
             return set()
         counts = Counter(
             place
-            for numbers in groups.values()
+            for numbers in self.groups.values()
             for place in {(fusible.layer[number], fusible.homes[number]) for number in numbers}
         )
         few = {place for place, count in counts.items() if count < threads <= fusible.counts[place]}

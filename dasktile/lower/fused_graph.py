@@ -40,7 +40,9 @@ class Fused:
     working: Mapping[Any, int] = field(default_factory=dict)
 
 
-def fused_graph(fusible: FusibleTasks, groups: dict[int, list[int]]) -> Fused:
+def fused_graph(
+    fusible: FusibleTasks, groups: dict[int, list[int]], inputs: dict[int, set[int]]
+) -> Fused:
     """The graph with one task for each group.
 
     Parameters
@@ -49,16 +51,21 @@ def fused_graph(fusible: FusibleTasks, groups: dict[int, list[int]]) -> Fused:
         The tasks.
     groups
         The tasks of every group, by its last, in an order in which they can run.
+    inputs
+        What every group of several tasks reads of others, by its last.
     """
-    return _Writer(fusible, groups).graph()
+    return _Writer(fusible, groups, inputs).graph()
 
 
 class _Writer:
     """Writes the layers of a graph with fused tasks; arguments as for `fused_graph`."""
 
-    def __init__(self, fusible: FusibleTasks, groups: dict[int, list[int]]) -> None:
+    def __init__(
+        self, fusible: FusibleTasks, groups: dict[int, list[int]], inputs: dict[int, set[int]]
+    ) -> None:
         self.fusible = fusible
         self.groups = groups
+        self.inputs = inputs
         self.light = LightTasks()
         #: By the form of groups, an order of their tasks, and bytes of results that they hold.
         self.orders: dict[_Form, list[int]] = {}
@@ -67,29 +74,27 @@ class _Writer:
     def graph(self) -> Fused:
         """The graph with one task for each group."""
         fusible = self.fusible
-        groups = self.groups
-        self._rename(groups)
+        self._rename()
         layers = dict(fusible.layers)
         reads = {name: set(names) for name, names in fusible.dependencies.items()}
-        fused: dict[int, list[int]] = {}
+        fused: dict[int, Task] = {}
         working: dict[Any, int] = {}
-        for last, numbers in groups.items():
-            if len(numbers) > 1:
-                form = self._form(numbers)
-                fused[last] = self._in_order(numbers, form)
-                working[fusible.keys[last]] = self._working(fused[last], form)
-        changed = {fusible.layer[number] for numbers in fused.values() for number in numbers}
-        changed |= fusible.culled
-        for name in sorted(changed, key=str):
-            layer = fusible.layers[name]
-            tasks = {}
-            for key, task in fusible.tasks_of_layer[name].items():
-                number = fusible.number[key]
-                if number in groups:
-                    tasks[key] = self._fused_task(fused[number]) if number in fused else task
-            layers[name] = MaterializedLayer(
-                tasks, collection_annotations=layer.collection_annotations
-            )
+        changed = set(fusible.culled)
+        for last, inputs in self.inputs.items():
+            form = self._form(self.groups[last])
+            numbers = self._in_order(self.groups[last], form)
+            fused[last] = self._fused_task(numbers, inputs)
+            working[fusible.keys[last]] = self._working(numbers, form)
+            changed.update([fusible.layer[number] for number in numbers])
+        tasks: dict[str, dict[Any, Any]] = {name: {} for name in sorted(changed, key=str)}
+        for number in sorted(self.groups):
+            name, key = fusible.layer[number], fusible.keys[number]
+            if name in changed:
+                task = fused.get(number)
+                tasks[name][key] = fusible.tasks_of_layer[name][key] if task is None else task
+        for name, own in tasks.items():
+            notes = fusible.layers[name].collection_annotations
+            layers[name] = MaterializedLayer(own, collection_annotations=notes)
         reads = self._dependencies(layers, reads, changed)
         # where graphs are merged, layers of the same name must have the same keys
         parts = {}
@@ -151,13 +156,13 @@ class _Writer:
         task = self.fusible.layers.get(str(head_of(key)), {}).get(key)
         return getattr(task, "value", task)
 
-    def _rename(self, groups: dict[int, list[int]]) -> None:
+    def _rename(self) -> None:
         """Add an alias whose name gives no home to the group that it is the only reader of.
 
         It is a block of an array that keeps its name.  Dask would give the group the key of the
         alias, and the key of its last task, whose name gives its home, would be lost.
         """
-        fusible = self.fusible
+        fusible, groups = self.fusible, self.groups
         for number in fusible.order:
             if type(fusible.tasks[number]) is not Alias or number not in fusible.fixed:
                 continue
@@ -169,8 +174,9 @@ class _Writer:
                 continue
             if fusible.readers[target] == [number]:
                 groups[number] = [*groups.pop(target), number]
+                self.inputs[number] = self.inputs.pop(target, set(fusible.reads[target]))
 
-    def _fused_task(self, numbers: Sequence[int]) -> Task:
+    def _fused_task(self, numbers: Sequence[int], inputs: set[int]) -> Task:
         """A task that runs several, with the key of the last.
 
         It is what ``Task.fuse`` makes, with another function, in less time.  Tasks of Dask's own
@@ -181,23 +187,22 @@ class _Writer:
         fusible = self.fusible
         tasks = [fusible.tasks[number] for number in numbers]
         parts = {task.key: task for task in tasks}
-        reads = set().union(*[task.dependencies for task in tasks]) - parts.keys()
         is_root = any(task.data_producer for task in tasks) and all(
-            fusible.free[fusible.number[read]] for read in reads
+            fusible.free[read] for read in inputs
         )
-        kind = Anchored if self._is_read_elsewhere(numbers) else Task
+        kind = Anchored if self._is_read_elsewhere(numbers[-1], inputs) else Task
         # the order in which Dask fuses tasks: it decides nothing
-        key, inputs = tasks[-1].key, tuple(sorted(reads, key=hash))
-        args = parts, key, inputs, *map(TaskRef, inputs)
+        reads = set().union(*[task.dependencies for task in tasks]) - parts.keys()
+        key, keys = tasks[-1].key, tuple(sorted(reads, key=hash))
+        args = parts, key, keys, *map(TaskRef, keys)
         return kind(key, run_fused, *args, _data_producer=is_root)
 
-    def _is_read_elsewhere(self, numbers: Sequence[int]) -> bool:
+    def _is_read_elsewhere(self, last: int, inputs: set[int]) -> bool:
         """Whether a group's result is read on another worker, and smaller than its inputs.
 
         If Dask fused such a group with its reader, the inputs would be sent there, not the result.
         """
         fusible = self.fusible
-        inside, last = set(numbers), numbers[-1]
         home = fusible.homes[last]
         readers = fusible.readers[last]
         if not readers:
@@ -205,7 +210,6 @@ class _Writer:
             return last in fusible.fixed and fusible.layer[last] not in fusible.outputs
         if home is None or all(fusible.homes[reader] in (None, home) for reader in readers):
             return False
-        inputs = {read for number in numbers for read in fusible.reads[number]} - inside
         return fusible.bytes(inputs) > fusible.sizes[last]
 
     def _dependencies(

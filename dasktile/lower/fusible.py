@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer
@@ -95,15 +96,9 @@ class FusibleTasks:
             self.keys += tasks
             self.tasks += map(with_key, tasks.values(), tasks)
             self.layer += [name] * len(tasks)
-        self.number = {key: number for number, key in enumerate(self.keys)}
+        self.number = dict(zip(self.keys, count(), strict=False))
         #: What each task reads.
-        self.reads: list[list[int]] = []
-        for task in self.tasks:
-            for key in task.dependencies:
-                if key not in self.number:
-                    self.number[key] = len(self.keys)
-                    self.keys.append(key)
-            self.reads.append(sorted(map(self.number.__getitem__, task.dependencies)))
+        self.reads = list(map(self._numbers, self.tasks))
         self.readers: list[list[int]] = [[] for _ in self.keys]
         for number, reads in enumerate(self.reads):
             for read in reads:
@@ -136,12 +131,12 @@ class FusibleTasks:
                 if len(tiles) == 1:
                     self.homes[number] = self.homes[tiles[0]]
         #: For every task, whether it reads a result that may be on another worker.
-        self.remote = [
-            any(not self.free[read] and self.homes[read] != home for read in reads)
-            for home, reads in zip(self.homes, self.reads, strict=False)
-        ]
-        #: For every task, the bytes that it reads, but for those that are on every worker.
-        self.inputs = list(map(self.bytes, self.reads))
+        self.remote = [False] * len(self.tasks)
+        for number, reads in enumerate(self.reads):
+            home = self.homes[number]
+            for read in reads:
+                if self.homes[read] != home and not self.free[read]:
+                    self.remote[number] = True
 
     @cached_property
     def counts(self) -> Counter[tuple[str, Hashable]]:
@@ -162,6 +157,17 @@ class FusibleTasks:
                 self.tasks_of_layer[name] = {key: tasks[key] for key in tasks if key in needed}
                 culled.add(name)
         return culled
+
+    def _numbers(self, task: Any) -> list[int]:
+        """The numbers of what a task reads; new ones for results that have none."""
+        number = self.number
+        try:
+            return sorted(map(number.__getitem__, task.dependencies))
+        except KeyError:
+            for key in task.dependencies - number.keys():
+                number[key] = len(self.keys)
+                self.keys.append(key)
+            return self._numbers(task)
 
     def _needs_no_other(self, number: int) -> bool:
         """Whether a task reads nothing, or only what it alone reads and what needs no inputs.

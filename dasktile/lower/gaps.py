@@ -25,7 +25,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from dasktile._compat.dask import Alias, List, Task, TaskRef
+from dasktile._compat.dask import Alias, List, Task, TaskRef, keep_tasks, without_tasks
 from dasktile.capture.constants import STATES
 from dasktile.capture.literals import NAME_TOKEN, SHORT
 from dasktile.capture.rules.sources import is_future
@@ -342,6 +342,8 @@ class _Writer(pickle.Pickler):
             # within a layer, Dask names chunk sizes by a token of them, which has no names in it
             for name in value.io_deps:
                 self._literal.update(_TOKENS.findall(name))
+            if type(value) is Blockwise and value.is_materialized():
+                return _blockwise, (pack_tasks(dict(value), self._whole), without_tasks(value))
         return NotImplemented
 
     def _is_kept(self, value: Any) -> bool:
@@ -421,6 +423,14 @@ def _layer(packed: Packed, notes: Mapping[str, Any]) -> MaterializedLayer:
     """A layer of its packed tasks, and of its other attributes."""
     layer = MaterializedLayer(unpack_tasks(packed))
     vars(layer).update(notes)
+    return layer
+
+
+def _blockwise(packed: Packed, notes: Mapping[str, Any]) -> Blockwise:
+    """A Blockwise layer of its packed tasks, and of its other attributes."""
+    layer = Blockwise.__new__(Blockwise)
+    vars(layer).update(notes)
+    keep_tasks(layer, unpack_tasks(packed))
     return layer
 
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from typing import Any
 
-from dasktile._compat.dask import Task, TaskRef
+from dasktile._compat.dask import DataNode, Task, TaskRef
 from dasktile.lower.anchored import Anchored
 
 #: How values are packed, and their parts.
@@ -57,7 +57,7 @@ def _have_keys(dicts: Collection[Mapping[Any, Any]]) -> bool:
 
 
 def _pack(values: Sequence[Any], whole: Set[int]) -> Packed:
-    """The columns of some values: tasks, references, tuples and dicts are taken apart."""
+    """The columns of some values: tasks, references, data, tuples and dicts are taken apart."""
     if len(set(map(type, values))) != 1:
         return _pack_by_form(values, list(map(type, values)), whole)
     kind, first = type(values[0]), values[0]
@@ -83,6 +83,9 @@ def _pack(values: Sequence[Any], whole: Set[int]) -> Packed:
     if whole.isdisjoint(map(id, values)):
         if kind is Task or kind is Anchored:
             return _pack_tasks(values, whole)
+        if kind is DataNode:
+            keys = _pack([value.key for value in values], whole)
+            return "data", keys, _pack([value.value for value in values], whole)
         if kind is dict:
             return _pack_dicts(values, whole)
     return "each", list(values)
@@ -173,6 +176,10 @@ def _references(keys: Packed) -> list[TaskRef]:
     return list(map(TaskRef, _unpack(keys)))
 
 
+def _data(keys: Packed, values: Packed) -> list[DataNode]:
+    return list(map(DataNode, _unpack(keys), _unpack(values)))
+
+
 def _tasks(
     form: tuple[Any, ...], keys: Packed, args: Sequence[Packed], options: Sequence[Packed]
 ) -> list[Task]:
@@ -212,6 +219,7 @@ _UNPACKERS: dict[str, Callable[..., list[Any]]] = {
     "integers": _integers,
     "references": _references,
     "tuples": _rows,
+    "data": _data,
     "tasks": _tasks,
     "dicts": _dicts,
     "forms": _forms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
 
@@ -28,11 +29,10 @@ _UNBOUNDED = 1 << 62
 
 def _blocks(context: LoweringContext) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
     """Every output block, and for every label the number of its block."""
-    out = context.node.out
     inside = dict.fromkeys(range(len(context.node.labels)), 0)
+    places = [(axis.label, n) for n, axis in enumerate(context.node.out) if axis.label is not None]
     for block in product(*(range(len(sizes)) for sizes in context.tiling.chunks)):
-        at = {axis.label: b for axis, b in zip(out, block, strict=True) if axis.label is not None}
-        yield block, inside | at
+        yield block, inside | {label: block[n] for label, n in places}
 
 
 def _read(name: str, axes: Sequence[AxisMap], at: Mapping[int, int]) -> Key:
@@ -50,13 +50,14 @@ def _shape(context: LoweringContext, block: Sequence[int]) -> tuple[int, ...]:
 def _gather(kernel: Gather, context: LoweringContext) -> EmittedLayers:
     (edge,), (source,) = context.node.edges, context.inputs
     tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(context):
+    shapes = product(*context.tiling.chunks)
+    for (block, at), shape in zip(_blocks(context), shapes, strict=True):
         key = (context.name, *block)
         read = _read(source, edge.axes, at)
         if context.node.op == "getitem" and edge.axes and not block:
             tasks[key] = Task(key, element, TaskRef(read))
             continue
-        tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), _shape(context, block))
+        tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), shape)
     emitted = EmittedLayers()
     emitted.add(context.name, tasks, {source})
     return emitted
@@ -87,13 +88,23 @@ def _in_place(order: Sequence[int | None], ndim: int) -> bool:
 def _task(
     key: Key | None, read: Key, order: Sequence[int | None], ndim: int, shape: Sequence[int]
 ) -> Task:
+    order, shape = tuple(order), tuple(shape)
+    function = _function(order, ndim)
+    if function is np.transpose:
+        return Task(key, function, TaskRef(read), order)
+    if function is repeated:
+        return Task(key, function, TaskRef(read), shape)
+    return Task(key, function, TaskRef(read), order, shape)
+
+
+@lru_cache(maxsize=64)
+def _function(order: tuple[int | None, ...], ndim: int) -> Callable[..., Any]:
+    """The function that arranges the axes of a window."""
     kept = sorted(axis for axis in order if axis is not None)
     if kept == list(range(ndim)) == list(range(len(order))):
-        return Task(key, np.transpose, TaskRef(read), tuple(order))
-    if ndim == 0:
-        # the input may be a plain Python number
-        return Task(key, repeated, TaskRef(read), tuple(shape))
-    return Task(key, arrange, TaskRef(read), tuple(order), tuple(shape))
+        return np.transpose
+    # an input without axes may be a plain Python number
+    return arrange if ndim else repeated
 
 
 def arrange(block: Any, order: tuple[int | None, ...], shape: tuple[int, ...]) -> Any:

@@ -113,11 +113,13 @@ class NeededTasks(Counted):
     """
 
     def __init__(self, graph: HighLevelGraph, keys: Any) -> None:
-        self._pending = _Pending(flat(keys))
-        super().__init__(self._counted(graph, keys))
+        wanted = flat(keys)
+        self._pending = _Pending(wanted)
+        super().__init__(self._counted(graph, wanted))
 
-    def _counted(self, graph: HighLevelGraph, keys: Any) -> Iterator[int]:
-        yield _count_wanted(keys)
+    def _counted(self, graph: HighLevelGraph, wanted: Iterable[Any]) -> Iterator[int]:
+        # each has a task that runs
+        yield len(set(wanted))
         count = 0
         for _, tasks, inputs in _needed(graph, self._pending, None):
             count += len(tasks)
@@ -151,7 +153,8 @@ def least_run(graph: HighLevelGraph, keys: Any) -> Counted:
     """
 
     def bounds() -> Iterator[int]:
-        yield _count_wanted(keys)
+        # each wanted key has a task that runs
+        yield len(set(flat(keys)))
         count = 0
         for _, reads, _ in needed_reads(graph, keys):
             alone = Counter(next(iter(each)) for each in reads.values() if len(each) == 1)
@@ -173,11 +176,6 @@ def least_run_of(graph: HighLevelGraph, names: Iterable[str], keys: Any) -> Coun
         Names of the wanted arrays, and their wanted keys, nested in any way.
     """
     return least_run(optimize_blockwise(graph, keys=[(name,) for name in names]), keys)
-
-
-def _count_wanted(keys: Any) -> int:
-    """The number of wanted keys; each has a task that runs."""
-    return len(set(flat(keys)))
 
 
 def needed_reads(

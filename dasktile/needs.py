@@ -59,7 +59,7 @@ def needs_of(request: Request, captured: Captured) -> Needs:
         return Needs(wanted, {})
     numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
     outputs = {name: blocks.shape for name, blocks in wanted.items()}
-    needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
+    needed = request.needed.blocks({**numblocks, **outputs})
     partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
     ranges = tiling.needed_ranges(program, partial)
     own = ranges or [tuple((0, label.size) for label in node.labels) for node in program.nodes]
@@ -144,5 +144,4 @@ def counts_unneeded(request: Request, captured: Captured, needs: Needs, exact: b
         return True
     nodes = captured.program.nodes
     computed = {node.name: tuple(map(len, node.chunks)) for node in nodes if node.edges}
-    needed = needed_blocks(request.graph, request.keys, computed)
-    return not all(blocks.all() for blocks in needed.values())
+    return not all(blocks.all() for blocks in request.needed.blocks(computed).values())

@@ -12,7 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
 from dasktile.capture.base import ArrayInfo
-from dasktile.capture.culling import Counted, count_needed
+from dasktile.capture.culling import NeededTasks
 from dasktile.cluster.target import Machine
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member
@@ -65,9 +65,9 @@ class Request:
     gathered: frozenset[str] = frozenset()
 
     @cached_property
-    def needed(self) -> Counted:
-        """The number of tasks that the wanted keys depend on."""
-        return count_needed(self.graph, self.keys)
+    def needed(self) -> NeededTasks:
+        """The tasks that the wanted keys depend on."""
+        return NeededTasks(self.graph, self.keys)
 
     @property
     def names(self) -> list[str]:

@@ -54,7 +54,7 @@ def keys_column(names: Names, keys: Sequence[Key]) -> Any:
     """
     if len(keys) == 1 or not _are_known(names, keys):
         return "each key", list(map(names.key, keys))
-    if any(type(key) is not tuple for key in keys):
+    if set(map(type, keys)) != {tuple}:
         texts = bytes(type(key) is str for key in keys)
         return (
             "with texts",

@@ -8,6 +8,7 @@ may have side effects, be slow, or fail.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from functools import cached_property
@@ -68,7 +69,7 @@ def needed_blocks(
     pending = _Pending(flat(keys))
     for _ in _needed(graph, pending, layers):
         pass
-    return {name: pending.blocks(name, counts) for name, counts in numblocks.items()}
+    return pending.blocks(numblocks)
 
 
 class Counted:
@@ -100,8 +101,8 @@ class Counted:
         return most + 1
 
 
-def count_needed(graph: HighLevelGraph, keys: Any) -> Counted:
-    """The number of tasks that the wanted keys depend on.
+class NeededTasks(Counted):
+    """The tasks that the wanted keys depend on; the number of them, and which blocks they make.
 
     Parameters
     ----------
@@ -111,16 +112,31 @@ def count_needed(graph: HighLevelGraph, keys: Any) -> Counted:
         The wanted keys, nested in any way.
     """
 
-    def bounds() -> Iterator[int]:
-        yield _count_wanted(keys)
+    def __init__(self, graph: HighLevelGraph, keys: Any) -> None:
+        wanted = flat(keys)
+        self._pending = _Pending(wanted)
+        super().__init__(self._counted(graph, wanted))
+
+    def _counted(self, graph: HighLevelGraph, wanted: Iterable[Any]) -> Iterator[int]:
+        # each has a task that runs
+        yield len(set(wanted))
         count = 0
-        for _, tasks, inputs in needed_tasks(graph, keys):
+        for _, tasks, inputs in _needed(graph, self._pending, None):
             count += len(tasks)
             # what they read is needed, too, and may be in layers that take long to look at
             yield max(count, len(inputs))
         yield count
 
-    return Counted(bounds())
+    def blocks(self, numblocks: Mapping[str, tuple[int, ...]]) -> dict[str, Needed]:
+        """The blocks of some arrays that are needed.
+
+        Parameters
+        ----------
+        numblocks
+            By the name of an array, its number of blocks along every axis.
+        """
+        self.up_to(sys.maxsize)
+        return self._pending.blocks(numblocks)
 
 
 def least_run(graph: HighLevelGraph, keys: Any) -> Counted:
@@ -137,7 +153,8 @@ def least_run(graph: HighLevelGraph, keys: Any) -> Counted:
     """
 
     def bounds() -> Iterator[int]:
-        yield _count_wanted(keys)
+        # each wanted key has a task that runs
+        yield len(set(flat(keys)))
         count = 0
         for _, reads, _ in needed_reads(graph, keys):
             alone = Counter(next(iter(each)) for each in reads.values() if len(each) == 1)
@@ -159,11 +176,6 @@ def least_run_of(graph: HighLevelGraph, names: Iterable[str], keys: Any) -> Coun
         Names of the wanted arrays, and their wanted keys, nested in any way.
     """
     return least_run(optimize_blockwise(graph, keys=[(name,) for name in names]), keys)
-
-
-def _count_wanted(keys: Any) -> int:
-    """The number of wanted keys; each has a task that runs."""
-    return len(set(flat(keys)))
 
 
 def needed_reads(
@@ -290,7 +302,11 @@ class _Pending:
             for key in self._by_head[head] - self._followed[head]
         ]
 
-    def blocks(self, name: str, counts: tuple[int, ...]) -> Needed:
+    def blocks(self, numblocks: Mapping[str, tuple[int, ...]]) -> dict[str, Needed]:
+        """The blocks of some arrays that are among the keys."""
+        return {name: self._blocks(name, counts) for name, counts in numblocks.items()}
+
+    def _blocks(self, name: str, counts: tuple[int, ...]) -> Needed:
         """The blocks of an array that are among the keys; other keys may have the same head."""
         keys = self._by_head.get(name, set())
         if len(keys) == math.prod(counts) and keys == block_keys(name, counts):

@@ -96,7 +96,7 @@ def flat(keys: Any) -> list[Key]:
     Dask's own function has a generator for every list, and an array one list for every key.
     """
     level = [keys]
-    while any(isinstance(item, list) for item in level):
+    while any(issubclass(kind, list) for kind in set(map(type, level))):
         lists = (item if isinstance(item, list) else (item,) for item in level)
         level = list(chain.from_iterable(lists))
     return level

@@ -106,7 +106,7 @@ class Sharding:
     @property
     def axes(self) -> frozenset[int]:
         """The mesh axes that divide a dimension."""
-        return frozenset(axis for share in self.dims for axis in share.by)
+        return frozenset().union(*[share.by for share in self.dims])
 
     def by_axis(self, axes: int) -> tuple[int | None, ...]:
         """For each axis of the mesh, the dimension that it divides; None where it divides none.

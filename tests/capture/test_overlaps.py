@@ -15,7 +15,7 @@ import dasktile
 from dasktile._compat.dask import convert_legacy_graph
 from dasktile.capture import overlaps
 from dasktile.capture.base import ArrayInfo, GraphView
-from dasktile.capture.culling import count_needed
+from dasktile.capture.culling import NeededTasks
 from dasktile.capture.highlevel import capture
 from dasktile.capture.overlaps import overlap_of
 from dasktile.capture.rules.provenance import Trace
@@ -123,7 +123,7 @@ def test_tasks_are_read_where_the_installed_dask_is_another_one(
         by_tasks = capture([y]).program
         names = {name for name, layer in y.dask.layers.items() if overlap_of(name, layer)}
         np.testing.assert_allclose(dasktile.optimize(y, workers=4).compute(), expected)
-        assert count_needed(y.dask, y.__dask_keys__()).up_to(1000) <= 1000
+        assert NeededTasks(y.dask, y.__dask_keys__()).up_to(1000) <= 1000
     overlaps._is_known.cache_clear()
     assert not names and overlap_of(*next(reversed(overlap_layers(windows()))))
     ops = [
@@ -153,5 +153,5 @@ def test_few_needed_blocks_are_counted() -> None:
     y = da.overlap.overlap(x, depth=2, boundary="none")
     layer = next(each for each in y.dask.layers.values() if isinstance(each, ArrayOverlapLayer))
     # a block, its three parts, and the blocks that these are of
-    assert count_needed(y.dask, [(y.name, 5)]).up_to(100) == 7
+    assert NeededTasks(y.dask, [(y.name, 5)]).up_to(100) == 7
     assert not layer.is_materialized()

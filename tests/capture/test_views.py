@@ -702,3 +702,29 @@ def test_other_blocks_at_the_same_index_are_traced() -> None:
     assert isinstance(operation, Operation)
     [edge] = operation.inputs
     assert edge.axes[0].step == -1
+
+
+@pytest.mark.parametrize("chunks", [(3, 8), (2, 4), ((1, 5, 2, 4), 8), ((6, 2, 4), (3, 5))])
+def test_smaller_chunks_are_read_off_without_a_trace(chunks: Any) -> None:
+    x = da.ones((12, 8), chunks=(6, 8))
+    y = x.rechunk(chunks)
+    with mock.patch.object(Trace, "block", side_effect=AssertionError):
+        assert recognise(y) == Rechunked(x.name)
+    with mock.patch.object(slabs, "_divided", return_value=None):
+        assert recognise(y) == Rechunked(x.name)
+
+
+def test_blocks_that_are_cut_in_another_order_are_traced() -> None:
+    x = da.ones((12, 8), chunks=(6, 8))
+    y = x.rechunk((3, 8))
+    [(name, layer)] = [(name, layer) for name, layer in y.dask.layers.items() if name != x.name]
+    blocks = [(name, number, 0) for number in range(4)]
+    others = [blocks[at] for at in (1, 0, 3, 2)]
+    tasks = dict(layer)
+    for block, other in zip(blocks, others, strict=True):
+        tasks[block] = layer[other].substitute({}, block)
+    swapped = MaterializedLayer(tasks)
+    swapped.collection_annotations = layer.collection_annotations
+    graph = HighLevelGraph({**y.dask.layers, name: swapped}, y.dask.dependencies)
+    operation = recognise_layer(GraphView(graph), name)
+    assert isinstance(operation, Operation) and isinstance(operation.kernel, Concatenate | Take)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import api, choice, needs
+from dasktile import api, choice, needs, request
 from dasktile.capture import culling
 from dasktile.cluster.target import Machine
 from dasktile.lower.count import count_tasks
@@ -99,14 +99,18 @@ def test_dask_does_not_fuse_a_large_graph_to_count_its_tasks(
 
 
 def test_it_is_found_out_once_which_blocks_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+    calls: list[str] = []
 
-    def needed_blocks(*arguments: Any) -> Any:
-        calls.append(1)
-        return culling.needed_blocks(*arguments)
+    def counted(name: str) -> Any:
+        def called(*arguments: Any) -> Any:
+            calls.append(name)
+            return getattr(culling, name)(*arguments)
 
-    monkeypatch.setattr(needs, "needed_blocks", needed_blocks)
+        return called
+
+    monkeypatch.setattr(needs, "needed_blocks", counted("needed_blocks"))
+    monkeypatch.setattr(request, "NeededTasks", counted("NeededTasks"))
     x = da.from_array(np.ones((400, 400)), chunks=40).map_blocks(np.cos)
     dasktile.optimize((x[:200] + x[:, :200].T).sum(axis=0), workers=4)
     # for the results, and for all arrays
-    assert len(calls) == 2
+    assert calls == ["needed_blocks", "NeededTasks"]

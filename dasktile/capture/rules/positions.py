@@ -130,13 +130,7 @@ def _getitem(block: Any, index: Any) -> Any:
         and _SLICES.issuperset(map(type, index))
     ):
         # by far the most
-        cut = [
-            TracedAxis(source, positions[entry])
-            if source is not None
-            else TracedAxis(None, range(len(positions[entry])))
-            for (source, positions), entry in zip(block.axes, index, strict=True)
-        ]
-        return TracedBlock(block.name, tuple(cut), block.fixed)
+        return TracedBlock(block.name, tuple(map(_cut, block.axes, index)), block.fixed)
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
     ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
@@ -159,7 +153,7 @@ def _getitem(block: Any, index: Any) -> Any:
         axis = next(remaining)
         size = len(axis.positions)
         if isinstance(entry, slice):
-            axes.append(_picked(axis, axis.positions[entry]))
+            axes.append(_cut(axis, entry))
         elif isinstance(entry, INTEGERS) and not isinstance(entry, (bool, np.bool_)):
             if not -size <= int(entry) < size:
                 raise NotTraceable("an index is out of bounds")
@@ -168,6 +162,14 @@ def _getitem(block: Any, index: Any) -> Any:
         else:
             axes.append(_taken(axis, entry))
     return TracedBlock(block.name, tuple(axes), tuple(sorted(fixed)))
+
+
+def _cut(axis: TracedAxis, entry: slice) -> TracedAxis:
+    """A part of an axis; the same object if that is all of it, which is quick to compare."""
+    positions = axis.positions[entry]
+    if len(positions) == len(axis.positions) and entry.step in (None, 1):
+        return axis
+    return _picked(axis, positions)
 
 
 def _mixed(entries: Sequence[Any]) -> bool:

@@ -85,6 +85,11 @@ class Trace:
             self._results[key] = result
         return result
 
+    def target(self, key: Key) -> GraphNode | None:
+        """The task of a key, or that of the one that it is an alias of; None if there is none."""
+        task = self.tasks.get(key)
+        return self.tasks.get(task.target) if type(task) is Alias else task
+
     def source(self, key: Key) -> ArrayInfo | None:
         """The array of another layer of which the key is a block, or None."""
         head = head_of(key)

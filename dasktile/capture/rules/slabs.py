@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,11 @@ def slabs_of(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[Slab]
     NotTraceable
         If the tasks of its layer do not only move elements axis by axis.
     """
-    whole = _turned(view, trace, view.layers[info.name], info) or _indexed(trace, info)
+    whole = (
+        _turned(view, trace, view.layers[info.name], info)
+        or _indexed(trace, info)
+        or _divided(trace, info)
+    )
     return _slabs(view, trace, info) if whole is None else ([whole], 0)
 
 
@@ -83,23 +88,23 @@ def _signature(block: TracedBlock) -> tuple[Any, ...]:
 def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[Slab], int]:
     """The output as consecutive slabs along an axis, and that axis."""
     blocks: dict[tuple[int, ...], TracedBlock] = {}
+    first: dict[tuple[int, ...], tuple[Any, ...]] = {}
     places = itertools.product(*map(range, info.numblocks))
     for place, expected in zip(places, itertools.product(*info.chunks), strict=True):
         block = trace.block((info.name, *place))
         if not isinstance(block, TracedBlock) or block.shape != expected:
             raise NotTraceable("a block whose shape is not that of its chunk")
-        blocks[place] = block
-    for source in {block.name for block in blocks.values()}:
+        blocks[place], first[place] = block, _signature(block)
+    different = set(first.values())
+    for source in {name for name, _, _ in different}:
         origin = view.array(source)
         if origin is None or origin.dtype != info.dtype or not all(map(all, origin.chunks)):
             raise NotTraceable("an input of another dtype, or with empty chunks")
 
-    first = {place: _signature(block) for place, block in blocks.items()}
-    one = next(iter(first.values()))
     # blocks of one array, as in most layers, need no look at each axis
     varying = [
         axis
-        for axis in range(len(info.shape) if any(each != one for each in first.values()) else 0)
+        for axis in range(len(info.shape) if len(different) > 1 else 0)
         if any(
             first[place] != first[(*place[:axis], 0, *place[axis + 1 :])]
             for place in blocks
@@ -195,6 +200,42 @@ def _indexed(trace: Trace, info: ArrayInfo) -> Slab | None:
             return None
     runs: tuple[list[Positions], ...] = tuple([range(size)] for size in info.shape)
     return Slab(origin.name, tuple(sources), tuple(fixed), runs, 0, info.shape[0])
+
+
+def _divided(trace: Trace, info: ArrayInfo) -> Slab | None:
+    """A layer that cuts the blocks of an array into smaller ones, from its chunks; None for others.
+
+    Dask makes such a layer where an array is used with another one of smaller chunks.
+    """
+    first = trace.target((info.name, *(0,) * len(info.shape)))
+    if not info.shape or type(first) is not Task or not is_item(first.func):
+        return None
+    read = first.args[0] if first.args else None
+    origin = trace.source(read.key) if type(read) is TaskRef else None
+    if origin is None or origin.shape != info.shape or origin.dtype != info.dtype:
+        return None
+    if not all(map(all, origin.chunks)):
+        return None
+    #: For every axis and number of a block, the number of the block that it is cut from, and where.
+    cuts: list[list[tuple[int, slice]]] = []
+    for sizes, own in zip(origin.chunks, info.chunks, strict=True):
+        edges = bounds(sizes)
+        along = []
+        for lo, hi in itertools.pairwise(bounds(own)):
+            number = bisect_right(edges, lo) - 1
+            if hi > edges[number + 1]:
+                return None
+            along.append((number, slice(lo - edges[number], hi - edges[number])))
+        cuts.append(along)
+    kinds = (slice,) * len(info.shape)
+    places = itertools.product(*map(range, info.numblocks))
+    for place, cut in zip(places, itertools.product(*cuts), strict=True):
+        numbers, index = zip(*cut, strict=True)
+        task = trace.target((info.name, *place))
+        if not _takes(task, first.func, (origin.name, *numbers), index, kinds):
+            return None
+    runs: tuple[list[Positions], ...] = tuple([range(size)] for size in info.shape)
+    return Slab(origin.name, tuple(range(len(runs))), (), runs, 0, info.shape[0])
 
 
 def _takes(

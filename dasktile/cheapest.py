@@ -83,8 +83,8 @@ MOST_OWN = 2_000
 #: Bytes between workers up to which a run moves none (chosen: positions, headers).
 HARDLY_MOVED = 2**16
 
-#: Bytes between workers up to which no plan is tried that moves fewer (chosen: some milliseconds).
-LITTLE_MOVED = 2**20
+#: Bytes between workers above which a plan for whole arrays is tried (chosen: some milliseconds).
+MUCH_MOVED = 2**20
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
@@ -188,7 +188,7 @@ def _unless_whole(
     needed as a whole, the parts of these that it reads are then on other workers.
     """
     needs, run = usual.planned.needs, usual.after
-    if needs.ranges is None or run is None or run.moved <= LITTLE_MOVED:
+    if needs.ranges is None or run is None or run.moved <= MUCH_MOVED:
         return usual
     before = stock.prediction
     if before is None or not before.is_sound or before.moved > CLEARLY_LESS * run.moved:

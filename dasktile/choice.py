@@ -310,6 +310,7 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
         return replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
     verdict = THERE_UNKNOWN.format(format_bytes(after))
     if is_known:
+        # also if it is an upper bound: that is far less than the plan moves
         plan = replace(plan, before=replace(run, guessed=0.0))
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
     kept = unchanged(plan, verdict)

@@ -163,8 +163,8 @@ def _received_at_places(chosen: Candidate) -> int | None:
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
     if source is None or source.tasks.uncounted_share(is_of_data=False) > _FEW_UNSIZED:
         return None
-    fetched = source.tasks.fetched
-    return None if fetched is None else source.tasks.received + fetched
+    data = source.tasks.received_data
+    return None if data is None else source.tasks.received + data
 
 
 def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
@@ -204,11 +204,11 @@ def _received_by_input(request: Request, chosen: Candidate, planned: int) -> int
 def _run_where_blocks_are(request: Request, chosen: Candidate) -> Prediction | None:
     """The run of Dask's own graph, with its blocks on their workers; None if it is unknown."""
     captured = chosen.planned.captured
-    data = {key: at for key, at in captured.near.items() if key in captured.held}
+    data = {key: at for key, at in captured.near.items() if key in captured.shapes}
     there = blocks_there(captured) | data
     if not there or not is_predictable(request):
         return None
-    held = {key: captured.held[key] for key in data}
+    held = {key: captured.shapes[key] for key in data}
     return sound(predicted_input(request, wanted_of(request, chosen), there=there, data=held))
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dasktile.capture.culling import Counted, Needed, least_run_of
+from dasktile.ir import ArrayType
 from dasktile.lower.count import count_tasks
 from dasktile.lower.written import wanted_keys
 from dasktile.needs import takes_time
@@ -59,7 +60,7 @@ def predicted_input(
     needed: Mapping[str, Needed],
     work: float = 0.0,
     there: Mapping[Any, int] = MappingProxyType({}),
-    data: Mapping[Any, tuple[tuple[int, ...], Any]] = MappingProxyType({}),
+    data: Mapping[Any, ArrayType] = MappingProxyType({}),
 ) -> Prediction | None:
     """What the input's own graph takes; None if the sizes of results are unknown."""
     wanted = wanted_keys_of(request, needed)

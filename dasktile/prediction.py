@@ -11,7 +11,7 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile.cluster.target import Machine
-from dasktile.ir import workers_of_positions
+from dasktile.ir import ArrayType, workers_of_positions
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.names import placements_in
 from dasktile.lower.placed import guessed_operations, placed_tasks
@@ -296,7 +296,7 @@ def predict_input(
     machine: Machine,
     work: float = 0.0,
     there: Mapping[Any, int] = MappingProxyType({}),
-    data: Mapping[Any, tuple[tuple[int, ...], Any]] = MappingProxyType({}),
+    data: Mapping[Any, ArrayType] = MappingProxyType({}),
 ) -> Prediction | None:
     """What Dask's own graph takes; None if the sizes of results are unknown.
 
@@ -324,7 +324,7 @@ def input_tasks(
     wanted: Mapping[str, Collection[Any]],
     machine: Machine,
     there: Mapping[Any, int] = MappingProxyType({}),
-    data: Mapping[Any, tuple[tuple[int, ...], Any]] = MappingProxyType({}),
+    data: Mapping[Any, ArrayType] = MappingProxyType({}),
 ) -> tuple[PlacedTasks, float]:
     """The tasks of Dask's own graph as it runs, and how much of their sizes is a guess.
 
@@ -333,7 +333,7 @@ def input_tasks(
     graph, wanted, machine, there, data
         As for `predict_input`.
     """
-    limits = replace(_UNBUNDLED, data=data)
+    limits = replace(_UNBUNDLED, shapes=data)
     by_place = machine.placed and any(map(is_written, graph.layers))
     if by_place:
         # tasks of an array that was optimised before run where its plan says

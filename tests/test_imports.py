@@ -288,6 +288,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "predicted": (
         {
             "capture.culling",
+            "ir",
             "lower.count",
             "lower.written",
             "needs",

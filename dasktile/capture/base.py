@@ -29,7 +29,7 @@ from dasktile.capture.references import (
     references,
     tasks_of,
 )
-from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
+from dasktile.ir import ArrayType, AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Captured:
         Exceptions inside capture; each is a defect of dasktile.
     near
         By the key of a task that reads data of other collections, the mesh position of the data.
-    held
+    shapes
         By the key of such data, its shape and the type of its elements, where it is an array.
     fetched
         Bytes of such data that workers receive for blocks that are made of data on several.
@@ -173,7 +173,7 @@ class Captured:
     graph: HighLevelGraph
     errors: tuple[Exception, ...] = ()
     near: Mapping[Key, int] = field(default_factory=dict)
-    held: Mapping[Key, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
+    shapes: Mapping[Key, ArrayType] = field(default_factory=dict)
     fetched: int = 0
     computing: int = 0
     divided: bool = False

@@ -21,6 +21,7 @@ from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.fold_table import REDUCTIONS
 from dasktile.capture.rules.trees import unwrap
+from dasktile.capture.seen import is_installed
 from dasktile.ir import Kind, Node
 
 #: The share of each piece of data that is read, by its key.
@@ -57,12 +58,15 @@ class DataOfArray:
     only_for
         By the key of such a task, the number of the only block that is made of its result; tasks of
         several blocks are left out.
+    is_quick
+        Whether all functions are of installed packages.  Those of the user may take long.
     """
 
     blocks: Sequence[Mapping[Key, float]]
     makers: Sequence[Key]
     tasks: Mapping[Key, Sequence[Key]]
     only_for: Mapping[Key, int]
+    is_quick: bool = True
 
 
 def data_of_arrays(captured: Captured) -> dict[int, DataOfArray]:
@@ -121,7 +125,22 @@ def _data_of(view: GraphView, node: Node, kernel: Verbatim) -> DataOfArray:
         [_maker(block, tasks) for block in blocks],
         direct,
         {key: number for key in direct if (number := only.get(key)) is not None},
+        all(map(_calls_packages, tasks.values())),
     )
+
+
+def _calls_packages(task: Any) -> bool:
+    """Whether a task, into which others may be fused, calls only functions of packages."""
+    steps = fused_tasks(task)
+    if steps:
+        return all(map(_calls_packages, steps.values()))
+    if not isinstance(task, Task):
+        return True
+    function = unwrap(task.func).function
+    inner = (each for each in task.args if isinstance(each, Task))
+    # objects that can be called have no name
+    is_known = is_installed(function) or is_installed(type(function))
+    return is_known and all(map(_calls_packages, inner))
 
 
 def _maker(block: Key, tasks: Mapping[Key, Any]) -> Key:

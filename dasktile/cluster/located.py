@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Any
 
 from dasktile.capture.base import Captured
 from dasktile.capture.from_memory import DataOfArray, data_of_arrays
-from dasktile.cluster.target import ArrayType, Machine
-from dasktile.ir import Node, Program, workers_of_positions
+from dasktile.cluster.target import Machine
+from dasktile.ir import ArrayType, Node, Program, workers_of_positions
 from dasktile.schedule.homes import has_homes
 from dasktile.schedule.placement import decode, primary
 from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
@@ -31,14 +32,22 @@ LEAST_BYTES = 2**16
 #: are inserted between those of the data).
 LEAST_KNOWN = 0.5
 
+#: Tasks or blocks on a worker over the mean up to which they are where their data is, if functions
+#: of the user make them, which may take long (chosen: as where tasks follow a persisted array).
+MOST_UNEVEN = 1.5
+
+#: Pieces of data up to which workers are asked for their shapes (chosen: a megabyte of keys).
+MOST_ASKED = 2**14
+
 
 def located(captured: Captured, machine: Machine) -> Captured:
     """A program in which nodes of persisted arrays have the mesh positions of their blocks.
 
     Arrays whose blocks unknown tasks make of persisted data, as of the partitions of a dataframe,
     have the positions of the workers with most of it, if it is large: there Dask makes the blocks.
-    So have the tasks that read the data.  The program is unchanged where tasks do not run on the
-    workers of the plan, since positions of the mesh are then not tied to workers.
+    So have the tasks that read the data.  If functions of the user make them, this holds only where
+    the data is evenly distributed.  The program is unchanged where tasks do not run on the workers
+    of the plan, since positions of the mesh are then not tied to workers.
     """
     places = min(machine.workers, MAX_WORKERS)
     if not machine.placed:
@@ -143,6 +152,8 @@ def _near_data(
     }
     found = _places([dict.fromkeys(data, 1.0) for _, data in tasks], held, LEAST_BYTES)
     near = {key: place for (key, _), place in zip(tasks, found, strict=True) if place is not None}
+    if not (_is_even(near.values(), places) or all(each.is_quick for each in read.values())):
+        return captured
     of_data = {key: min(there) for key, (_, there) in held.items() if len(there) == 1}
     nodes, fetched = list(captured.program.nodes), 0
     for index, each in read.items():
@@ -151,7 +162,7 @@ def _near_data(
             continue
         size = node.nbytes / count
         known = _places_of_all(each.blocks, held, LEAST_SHARE * size)
-        if not known:
+        if not known or not (each.is_quick or _is_even(known, places)):
             continue
         nodes[index] = replace(node, homes=tuple((home,) for home in known))
         near.update(_near_readers(each, known, held))
@@ -169,7 +180,7 @@ def _near_data(
         captured,
         program=program,
         near=near | of_data,
-        held=_shapes(in_memory, machine),
+        shapes=_shapes(in_memory, machine),
         fetched=fetched,
     )
 
@@ -177,11 +188,13 @@ def _near_data(
 def _shapes(
     in_memory: Mapping[Any, tuple[int, Sequence[str]]], machine: Machine
 ) -> Mapping[Any, ArrayType]:
-    """The shapes and types of the arrays among data in memory, as their workers say."""
-    if machine.shapes is None or not in_memory:
+    """The shapes and types of the arrays among data in memory."""
+    if machine.shapes is None or not 0 < len(in_memory) <= MOST_ASKED:
         return {}
-    addresses = {address for _, (address, *_) in in_memory.values()}
-    return machine.shapes(list(in_memory), addresses)
+    keys: dict[str, list[Any]] = defaultdict(list)
+    for key, (_, (address, *_)) in in_memory.items():
+        keys[address].append(key)
+    return machine.shapes(keys)
 
 
 def _places_of_all(blocks: Sequence[Mapping[Any, float]], held: Held, least: float) -> list[int]:
@@ -271,6 +284,12 @@ def _places(
         else:
             found.append(None)
     return found
+
+
+def _is_even(places: Iterable[int], count: int) -> bool:
+    """Whether none of `count` places has far more than the mean, rounded up: they are whole."""
+    loads = Counter(places)
+    return max(loads.values(), default=0) <= math.ceil(MOST_UNEVEN * loads.total() / count)
 
 
 def blocks_there(captured: Captured) -> dict[Any, int]:

@@ -5,6 +5,7 @@ This module does not import distributed: if it has not been imported, there is n
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from dask.utils import parse_bytes
 from dasktile import config
 from dasktile._compat.distributed import scheduling
 from dasktile.cluster.settings import ClusterSettings
-from dasktile.ir import workers_of_positions
+from dasktile.ir import ArrayType, workers_of_positions
 from dasktile.tiling.calibration import Calibration
 from dasktile.tiling.settings import Settings
 
@@ -31,11 +32,12 @@ _DEFAULT = ClusterSettings()
 
 _Answer = TypeVar("_Answer")
 
-#: The shape of an array, and the type of its elements.
-ArrayType = tuple[tuple[int, ...], Any]
 
 #: Seconds between two questions for results that are being computed: first, and at the most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+
+#: Seconds for which workers are awaited that are asked for shapes: sizes are guessed without.
+_LONGEST_WAIT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Machine:
         their keys.
     shapes
         Returns shapes and types of arrays in the memory of workers, by their keys, given the keys
-        and the addresses.
+        for every address of a worker; of none if a worker does not answer soon.
     unfinished
         Waits for results that are being computed on unknown workers, for a limited time; returns,
         of some keys, those of results that still are.
@@ -94,7 +96,7 @@ class Machine:
     data: Callable[[Sequence[Any]], Mapping[Any, tuple[int, Sequence[str]]]] | None = field(
         default=None, compare=False
     )
-    shapes: Callable[[Sequence[Any], Collection[str]], Mapping[Any, ArrayType]] | None = field(
+    shapes: Callable[[Mapping[str, Sequence[Any]]], Mapping[Any, ArrayType]] | None = field(
         default=None, compare=False
     )
     unfinished: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, compare=False)
@@ -275,15 +277,24 @@ def _client_machine(client: Any) -> Machine | None:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
         return _with_expected(found, blocks, lambda keys: ask(_expected, {}, keys=keys))
 
-    def shapes(keys: Sequence[Any], addresses: Collection[str]) -> Mapping[Any, ArrayType]:
+    def shapes(keys: Mapping[str, Sequence[Any]]) -> Mapping[Any, ArrayType]:
+        async def ask_workers() -> list[Mapping[str, Mapping[Any, ArrayType]]]:
+            return await asyncio.gather(*(
+                client.run(_shapes, each, workers=[address], on_error="ignore")
+                for address, each in keys.items()
+            ))  # fmt: skip
+
         if client.asynchronous:
             return {}
         try:
-            answers = client.run(_shapes, keys, workers=list(addresses), on_error="ignore")
+            answers = client.sync(ask_workers, callback_timeout=_LONGEST_WAIT)
         except Exception:
-            # workers that have left meanwhile
+            # a worker is busy, or has no dasktile
             return {}
-        return {key: each for answer in answers.values() for key, each in answer.items()}
+        return {
+            key: found for answer in answers for each in answer.values()
+            for key, found in each.items()
+        }  # fmt: skip
 
     def unplaced(keys: Sequence[Any]) -> list[Any]:
         # the scheduler may not have their graph yet
@@ -395,7 +406,9 @@ def _shapes(keys: Sequence[Any], dask_worker: Any) -> dict[Any, ArrayType]:
     Data that was spilled is not read.
     """
     values = getattr(dask_worker.data, "fast", dask_worker.data)
-    found = {key: values[key] for key in keys if key in values}
+    # a look-up in distributed's own would change the order in which it spills
+    values = getattr(values, "d", values)
+    found = {key: values.get(key) for key in keys}
     # of NumPy or CuPy, no subclass of theirs
     return {
         key: (value.shape, value.dtype)

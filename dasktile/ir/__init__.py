@@ -9,6 +9,7 @@ from dasktile.ir.handover import Handover, are_cut, hand_over, hand_over_evenly
 from dasktile.ir.program import (
     ALREADY_TILED,
     MAX_WORKERS,
+    ArrayType,
     AxisMap,
     Chunks,
     Edge,
@@ -42,6 +43,7 @@ from dasktile.ir.tiled import TiledProgram, Tiling
 __all__ = [
     "ALREADY_TILED",
     "MAX_WORKERS",
+    "ArrayType",
     "AxisMap",
     "Chunks",
     "Edge",

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from operator import itemgetter
+from typing import Any
 
 #: Workers for which a plan distinguishes positions; of more workers, neighbours form groups.  The
 #: limit bounds the size of tables and of the placement in layer names.
@@ -28,6 +29,9 @@ ALREADY_TILED = "already tiled by dasktile; to plan it again, optimise the whole
 
 #: Chunk sizes along every axis of an array, as dask writes them.
 Chunks = tuple[tuple[int, ...], ...]
+
+#: The shape of an array, and the type of its elements.
+ArrayType = tuple[tuple[int, ...], Any]
 
 #: A half-open range of elements along one axis, read with a step: (start, stop, step).
 Window = tuple[int, int, int]

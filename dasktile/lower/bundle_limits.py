@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dasktile.ir import Chunks
+from dasktile.ir import ArrayType, Chunks
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import Placement
 
@@ -45,7 +45,7 @@ class BundleLimits:
         theirs.  Tasks of meshes without a table have no place.
     tiles
         By the name of a layer that holds an array, its chunks and the bytes of an element.
-    data
+    shapes
         By the key of an array in memory that is not of the graph, its shape and type.
     working
         By key of a task, bytes that it holds while it runs, besides its inputs and its result.
@@ -70,7 +70,7 @@ class BundleLimits:
     named: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[int, Sequence[int]] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
-    data: Mapping[Key, tuple[tuple[int, ...], Any]] = field(default_factory=dict)
+    shapes: Mapping[Key, ArrayType] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     gathered: Collection[str] = ()
     unknown: Collection[str] = ()

@@ -177,7 +177,7 @@ def placed_tasks(
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
-        graph = _with_data(graph, limits.data) if limits.data else graph
+        graph = _with_data(graph, limits.shapes) if limits.shapes else graph
         numbered = GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits)
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:

@@ -198,7 +198,7 @@ class _Estimate:
         if data is not None:
             return data
         key, noted = self.tasks.keys[number], self.tasks.noted.get(self.tasks.heads[number])
-        if key in self.tasks.limits.data:
+        if key in self.tasks.limits.shapes:
             return self.in_memory(key)
         shape = noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
         return None if noted is None or shape is None else noted.result(shape)
@@ -282,7 +282,7 @@ class _Estimate:
 
     def in_memory(self, key: Key) -> KnownResult | None:
         """An array in the memory of a worker; None for other keys."""
-        array = self.tasks.limits.data.get(key)
+        array = self.tasks.limits.shapes.get(key)
         return None if array is None else known_array(*array)
 
     def taken(self, task: Any, sizes: Sequence[int]) -> KnownResult | None:

@@ -426,14 +426,14 @@ class GraphTasks:
         return received(self.places, self.readers, self.sizes, self.guessed)
 
     @cached_property
-    def fetched(self) -> int | None:
+    def received_data(self) -> int | None:
         """Bytes of data in memory that workers receive; None if some of it is unknown."""
         total = 0
         readers = {
             (key, self.places[number]) for number, data in self.outside.items() for key in data
         }
         for key, place in readers:
-            array, there = self.limits.data.get(key), self._planned_place(key)
+            array, there = self.limits.shapes.get(key), self._planned_place(key)
             if array is None or there is None or place is None:
                 return None
             shape, dtype = array

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-#: Bytes of a result up to which it does not matter where it is made (chosen: an index).
+#: Bytes of a result up to which it does not matter where it is made (chosen: the numbers of the
+#: rows of a block).
 SMALL = 2**12
 
 

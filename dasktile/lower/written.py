@@ -240,7 +240,7 @@ class WrittenArrays:
             placements=placements,
             named=self.named,
             tiles=self.tiles(),
-            data=self.captured.held,
+            shapes=self.captured.shapes,
             working=working,
             unknown=self.unknown,
             settings=self.settings,

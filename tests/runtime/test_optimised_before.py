@@ -115,7 +115,7 @@ def test_blocks_of_the_same_two_pieces_of_data_are_made_on_one_worker() -> None:
         counts = dasktile.metrics(client)
     assert counts.bytes_received == told.bytes_predicted
     assert counts.bytes_received <= data.nbytes // 2
-    assert counts.tasks == len(array.dask)
+    assert counts.placed == counts.tasks > 0.9 * len(array.dask)
 
 
 def test_known_bytes_are_predicted_beside_data_whose_bytes_are_unknown() -> None:

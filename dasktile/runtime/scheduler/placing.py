@@ -22,6 +22,7 @@ from dasktile.runtime.scheduler.roots import (
     is_data,
     is_placed,
     is_root,
+    reads_large_result,
     reads_only_data,
     restrict_to_home,
 )
@@ -188,21 +189,25 @@ class Placing:
         for ts in [*filter(is_cut_data, new), *between, *new]:
             if ts.key in homes:
                 continue
-            # data with a home is a tile, and only its slices are sent
-            if not reads_only_data(ts) or any(read.key in homes for read in ts.dependencies):
+            # data with a home is a tile, and only its slices are sent; so it is for large data in
+            # the memory of a worker, as a block of ``da.from_array`` that was persisted
+            is_held = reads_large_result(ts) or any(read.key in homes for read in ts.dependencies)
+            if is_held or not reads_only_data(ts):
                 if ts.key not in near:
                     after.append(ts)
                 continue
             # slices and aliases have no home worker yet; other tasks read them
-            slices: set[Any] = set()
+            passing: set[Any] = set()
             readers = list(ts.dependents)
             for reader in readers:
-                is_only = reader.key in near or len(reader.dependencies) == 1
-                if is_only and reader.key not in homes and reader.key not in slices:
-                    slices.add(reader.key)
+                if reader.key in homes or reader.key in passing:
+                    continue
+                is_slice = reader.key in near and reader in ts.dependents
+                if is_slice or len(reader.dependencies) == 1:
+                    passing.add(reader.key)
                     readers += reader.dependents
             if all(
-                reader.key in homes or reader.key in near or reader.key in slices
+                reader.key in homes or reader.key in near or reader.key in passing
                 for reader in readers
             ):
                 self._place_near(ts, readers, homes, restrict)

@@ -65,16 +65,13 @@ def is_root(ts: TaskState) -> bool:
 
 
 def reads_only_data(ts: TaskState) -> bool:
-    """Whether a task reads nothing but data that the graph contains.
+    """Whether a task reads nothing but data that the graph contains, which may be in memory."""
+    return all(is_data(read) and not read.dependencies for read in ts.dependencies)
 
-    A large array that is in the memory of a worker already, as one that was persisted, is none.
-    """
-    return all(
-        is_data(read)
-        and not read.dependencies
-        and not (read.who_has and (read.nbytes or 0) >= CUT_DATA)
-        for read in ts.dependencies
-    )
+
+def reads_large_result(ts: TaskState) -> bool:
+    """Whether a task reads a large result in memory, also if that came with a graph."""
+    return any(read.who_has and (read.nbytes or 0) >= CUT_DATA for read in ts.dependencies)
 
 
 def is_data(ts: TaskState) -> bool:

@@ -103,7 +103,7 @@ def test_tasks_run_where_the_persisted_data_is(
     # two blocks, with the index of a frame
     assert moved <= predicted + 2 * (BLOCK + INDEX)
     if source is not two_sources:
-        assert moved <= 2 * (BLOCK + INDEX)
+        assert predicted <= BLOCK
     np.testing.assert_allclose(result, expected.compute(scheduler=client))
     del data  # graphs do not keep it
 

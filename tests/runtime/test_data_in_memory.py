@@ -15,6 +15,7 @@ import pytest
 import zict
 from distributed import get_client, wait
 
+import dasktile
 from benchmarks.predicted import (
     WAYS,
     Case,
@@ -162,6 +163,20 @@ def test_delayed_blocks_are_made_where_they_are_read(way: str) -> None:
     assert cell.same
     assert cell.received <= SMALL
     assert is_near(cell.received, cell.predicted)
+
+
+def test_blocks_in_memory_are_sent_once_instead_of_through_a_shuffle() -> None:
+    with cluster(4) as client, dask.config.set({"array.rechunk.method": "p2p"}):
+        dasktile.enable(client)
+        x = random((800, 800), (100, 800)).persist()
+        wait(x)
+        array = da.fft.fft(da.fft.fft(x, axis=1).rechunk((800, 100)), axis=0)
+        assert any("P2P" in type(layer).__name__ for layer in array.dask.layers.values())
+        told = dasktile.explain(array)
+        dasktile.metrics(client, reset=True)
+        wait(dasktile.optimize(array).persist())
+        assert told.changed
+        assert is_near(dasktile.metrics(client).bytes_received, told.bytes_predicted)
 
 
 def test_shapes_of_arrays_in_memory_are_known() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, Task
@@ -98,10 +98,25 @@ class Take:
     fetches: ClassVar[bool] = True
 
 
+def has_p2p_rechunks(graph: HighLevelGraph) -> bool:
+    """Whether a graph has a rechunk by the P2P shuffle of distributed.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    """
+    return any(map(_is_p2p_rechunk, graph.layers.values()))
+
+
+def _is_p2p_rechunk(layer: Layer) -> bool:
+    return type(layer).__name__ == "P2PRechunkLayer"
+
+
 def rechunk_p2p(view: GraphView, name: str) -> Rechunked | None:
     """A rechunk by the P2P shuffle of distributed."""
     layer: Any = view.layers[name]
-    if type(layer).__name__ != "P2PRechunkLayer":
+    if not _is_p2p_rechunk(layer):
         return None
     try:
         source, chunks, kept = layer.name_input, layer.chunks, np.all(layer.keepmap)

@@ -245,8 +245,13 @@ def send_to_worker(scheduler: Scheduler, address: str, message: dict[str, Any]) 
 
 
 def own_schedulers() -> list[Scheduler]:
-    """Schedulers of this process that have workers; none where the feature is unavailable."""
+    """Running schedulers of this process with workers; none where the feature is unavailable."""
     distributed = sys.modules.get("distributed")
     if distributed is None or check(PROCESS, {}, [Feature.OWN_SCHEDULER]):
         return []
-    return [scheduler for scheduler in distributed.Scheduler._instances if scheduler.workers]
+    return [
+        scheduler
+        for scheduler in distributed.Scheduler._instances
+        # one that was closed may have kept its workers
+        if scheduler.workers and scheduler.status is distributed.core.Status.running
+    ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 
 import dasktile
 from dasktile.cluster.target import machine
@@ -98,7 +99,11 @@ def test_hook_runs_on_the_scheduler(client: Client) -> None:
     stock = len(dict(x.__dask_optimize__(x.dask, x.__dask_keys__())))
     with dask.config.set({"array_optimize": dasktile.array_optimize}):
         np.testing.assert_allclose(x.compute(), A @ B)
+        # its tasks are forgotten some time later
+        while client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+            time.sleep(0.01)
         y = x.persist()
+        wait(y)
         # The graph is written on the scheduler: look there for what was run.
         names = client.run_on_scheduler(lambda dask_scheduler: [*map(str, dask_scheduler.tasks)])
         np.testing.assert_allclose(y.compute(), A @ B)

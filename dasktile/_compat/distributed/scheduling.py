@@ -252,6 +252,6 @@ def own_schedulers() -> list[Scheduler]:
     return [
         scheduler
         for scheduler in distributed.Scheduler._instances
-        # one that was closed may have kept its workers
+        # one that is closing may still have its workers
         if scheduler.workers and scheduler.status is distributed.core.Status.running
     ]

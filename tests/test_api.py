@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -575,6 +577,37 @@ def test_explain_agrees_with_optimize() -> None:
     kept = dasktile.explain(x, workers=4, keep_chunks=True)
     assert kept.nodes[-1].chunks_after == x.chunks
     assert "matmul" in str(explanation)
+
+
+@pytest.mark.parametrize("in_advance", [dasktile.optimize, dasktile.explain])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda x: x.T @ x,
+        lambda x: x - x.mean(axis=0),
+        lambda x: (x + 1)[30:60],
+        lambda x: da.linalg.svd(x.rechunk((20, -1))),
+    ],
+)
+def test_inputs_are_held_by_nothing_afterwards(
+    monkeypatch: pytest.MonkeyPatch, expression: Any, in_advance: Any
+) -> None:
+    plan_for_workers(monkeypatch)
+
+    def blocks(chunks: tuple[int, int]) -> weakref.ref[Any]:
+        # so many tasks that they are not all counted
+        x = da.from_array(A, chunks=chunks)
+        in_advance(expression(x))
+        return weakref.ref(x.dask.layers[x.name])
+
+    # toolz leaves exceptions with their frames for functions that it has not seen before
+    blocks((20, 15))
+    # what is in a reference cycle is held until a collection, and so is the data of futures
+    gc.disable()
+    try:
+        assert blocks((20, 12))() is None
+    finally:
+        gc.enable()
 
 
 def test_explain_nothing() -> None:

@@ -114,18 +114,21 @@ class NeededTasks(Counted):
 
     def __init__(self, graph: HighLevelGraph, keys: Any) -> None:
         wanted = flat(keys)
-        self._pending = _Pending(wanted)
-        super().__init__(self._counted(graph, wanted))
+        pending = _Pending(wanted)
 
-    def _counted(self, graph: HighLevelGraph, wanted: Iterable[Any]) -> Iterator[int]:
-        # each has a task that runs
-        yield len(set(wanted))
-        count = 0
-        for _, tasks, inputs in _needed(graph, self._pending, None):
-            count += len(tasks)
-            # what they read is needed, too, and may be in layers that take long to look at
-            yield max(count, len(inputs))
-        yield count
+        # without `self`, which would keep the graph and its futures until a garbage collection
+        def counted() -> Iterator[int]:
+            # each has a task that runs
+            yield len(set(wanted))
+            count = 0
+            for _, tasks, inputs in _needed(graph, pending, None):
+                count += len(tasks)
+                # what they read is needed, too, and may be in layers that take long to look at
+                yield max(count, len(inputs))
+            yield count
+
+        super().__init__(counted())
+        self._pending = pending
 
     def blocks(self, numblocks: Mapping[str, tuple[int, ...]]) -> dict[str, Needed]:
         """The blocks of some arrays that are needed.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from dasktile.ir.program import Chunks, bounds
-from dasktile.ir.sharding import Follow, Sharding, Share, near_even
+from dasktile.ir.sharding import Follow, Sharding, Share, Where, near_even
 from dasktile.ir.tiled import TiledProgram
 
 
@@ -19,12 +19,12 @@ class Handover:
     Parameters
     ----------
     where
-        How the mesh divides the final chunks.
+        Which workers make the final chunks.
     elements
         Elements that workers receive from each other.
     """
 
-    where: Sharding
+    where: Where
     elements: int
 
 
@@ -65,10 +65,13 @@ def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | Non
     tiles = tiled.kept.get(index, tiling.chunks)
     held = tiled.kept_at.get(index) if index in tiled.kept else tiling.held_at
     decided = tiled.final.get((index, chunks))
-    if isinstance(held, Follow) and decided is not None and not are_cut(map(bounds, tiles), chunks):
+    follows = isinstance(held, Follow) or isinstance(decided, Follow)
+    if follows and decided is not None and not are_cut(map(bounds, tiles), chunks):
         return Handover(decided, 0)  # it is unknown here which worker has which tile
     if not mesh or not isinstance(held, Sharding) or held.replicated:
         return None
+    if isinstance(decided, Follow):
+        return Handover(decided, 0)  # each chunk is cut from one tile
     where = None if decided is None else decided.dims
     return _between(mesh, held.dims, tiles, chunks, where)
 

@@ -63,7 +63,7 @@ class TiledProgram:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
-    final: dict[tuple[int, Chunks], Sharding] = field(default_factory=dict)
+    final: dict[tuple[int, Chunks], Where] = field(default_factory=dict)
     planned_for: int | None = None
     ranges: tuple[Ranges, ...] | None = None
 

@@ -266,7 +266,7 @@ def _final(check: Check, index: int) -> Fault:
             continue
         if not is_cut(chunks, shape):
             return f"the array has final chunks {chunks}; expected those of shape {shape}"
-        if where.replicated:
+        if isinstance(where, Sharding) and where.replicated:
             return f"final chunks are on mesh axes {where.replicated} several times; expected once"
         fault = _placed(check, where, chunks, "final axis", index, check.along(index))
         if fault is not None:

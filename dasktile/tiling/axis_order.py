@@ -84,5 +84,5 @@ def in_axis_order(tiled: TiledProgram, order: AxisOrder) -> TiledProgram:
         mesh=tuple(tiled.mesh[axis] for axis in order),
         tilings=tuple(map(tiling, tiled.tilings)),
         kept_at={index: old for index, old in kept_at.items() if old is not None},
-        final={key: sharding(old) for key, old in tiled.final.items()},
+        final={key: moved for key, old in tiled.final.items() if (moved := where(old)) is not None},
     )

@@ -299,8 +299,17 @@ class Space:
     def _final(self, index: int, chunks: Chunks) -> Variable:
         """Placements of an output in the chunks that it must have."""
         options, held = self.placements(chunks)
+        follows, copies = self._kept(index, chunks)
         return Variable(
-            index, True, options.options, held, held, (held,), boxed=options, final=chunks
+            index,
+            True,
+            options.options + follows,
+            held,
+            held,
+            (held,),
+            copies,
+            boxed=options,
+            final=chunks,
         )
 
     def placements(self, chunks: Chunks) -> tuple[Options, Boxes]:
@@ -346,17 +355,24 @@ class Space:
             needs = (held,) if second is None else (held, second)
             self._cache[key] = (Options(options), held, held, needs)
         boxed = self._cache[key]
-        follows = list(
-            kept(self.program, self.lines, self.leaders, index, self.axes.free, limits.max_followed)
-        )
+        follows, places = self._kept(index, None if self.axes.free else node.chunks)
         return Variable(
             index,
             True,
-            boxed[0].options + tuple(Option(follow, follow) for follow in follows),
+            boxed[0].options + follows,
             *boxed[1:],
-            followed=tuple(self._copy(node, follow) for follow in follows),
+            followed=places,
             held_second=boxed[3][1] if len(boxed[3]) > 1 else None,
         )
+
+    def _kept(
+        self, index: int, chunks: Chunks | None
+    ) -> tuple[tuple[Option, ...], tuple[Followed, ...]]:
+        """Arrays where a node's array may be kept, in some chunks, with the blocks of workers."""
+        node, most = self.program.nodes[index], self.settings.candidates.max_followed
+        follows = tuple(kept(self.program, self.lines, self.leaders, index, chunks, most))
+        copies = tuple(self._copy(node, follow) for follow in follows)
+        return tuple(Option(follow, follow) for follow in follows), copies
 
     def _copy(self, node: Node, follow: Follow) -> Followed:
         key = (follow, follow.cuts, node.shape)

@@ -204,8 +204,9 @@ class Costs:
         if variable.final is None or variable.node in self.space.small:
             return np.zeros(len(variable.options))
         share = IDLE / len(self.space.program.outputs)
-        idle: Table = share * (~variable.held.active).mean(axis=1)
-        return idle
+        # of what is in memory, workers without a block are idle in any case
+        followed = np.zeros(len(variable.followed))
+        return np.append(share * (~variable.held.active).mean(axis=1), followed)
 
     def _source_of(self, variable: Variable) -> int:
         """The variable that a kept array, or an output in its final chunks, is made from."""

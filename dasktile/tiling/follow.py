@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Chunks, Follow, Kind, Node, Program, Role, bounds
 from dasktile.ir.block_numbers import Numbers, are_short, unless_all
 from dasktile.tiling.blocks import Blocks
 from dasktile.tiling.lines import Lines, Part, is_line
@@ -227,11 +227,23 @@ def candidates(
 
 
 def kept(
-    program: Program, lines: Lines, leading: Sequence[int], index: int, retile: bool, most: int
+    program: Program,
+    lines: Lines,
+    leading: Sequence[int],
+    index: int,
+    chunks: Chunks | None,
+    most: int,
 ) -> Iterator[Follow]:
-    """Ways in which a node's array may be kept in the blocks of a persisted array.
+    """Ways in which a node's array may be kept where the blocks of a persisted array are.
 
-    The parameters are those of :func:`candidates`.  The dims of each are axes of the node's array.
+    The dims of each are axes of the node's array.
+
+    Parameters
+    ----------
+    program, lines, leading, index, most
+        As for :func:`candidates`.
+    chunks
+        The chunks that the array must have; None for those of the persisted array.
     """
     node = program.nodes[index]
 
@@ -242,7 +254,7 @@ def kept(
                 continue
             along = lines.labels[index][out.label]
             parts = lines.between(along, size, lines.labels[leader][axis])
-            cut = _cut(parts, sizes, None if retile else node.chunks[place]) if parts else None
+            cut = _cut(parts, sizes, None if chunks is None else chunks[place]) if parts else None
             if cut is not None:
                 found[place] = cut
         return found

@@ -62,7 +62,7 @@ class LocalCuts:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
     kept_at: dict[int, Where]
-    final: dict[tuple[int, Chunks], Sharding]
+    final: dict[tuple[int, Chunks], Where]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
     joined: tuple[int, ...]
@@ -340,13 +340,11 @@ class Splitter:
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
-        final: dict[tuple[int, Chunks], Sharding] = {}
+        final: dict[tuple[int, Chunks], Where] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.final:
-                where = place_work(mesh, choice, chunks)
-                assert isinstance(where, Sharding)
-                final[choice.node, chunks] = where
+                final[choice.node, chunks] = place_work(mesh, choice, chunks)
             elif choice.keep:
                 first = tilings[choice.node]
                 where = place_work(mesh, choice, chunks)

@@ -267,7 +267,7 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
 
 
 def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> Candidate:
-    """A plan, or the input if that moves fewer bytes of its persisted blocks, and is as fast.
+    """A plan, or the input if that moves fewer bytes of its persisted blocks, and is about as fast.
 
     Positions of the mesh are those that the blocks have.  Dask's scheduler, which sees every block,
     may find workers for tasks that no tiling on the mesh has.  Where sizes of results are unknown,
@@ -309,7 +309,7 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     # that the client takes blocks out of tuples saves tasks, which are not worth these bytes
     usual = replace(request, gathered=frozenset())
     lowered = None if request.gathered else plan.lowered
-    if _is_no_slower(usual, replace(plan, lowered=lowered or lower_plan(usual, plan.planned)), run):
+    if _is_faster(usual, replace(plan, lowered=lowered or lower_plan(usual, plan.planned)), run):
         return replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
     verdict = THERE_UNKNOWN.format(format_bytes(after))
     if is_known:
@@ -344,8 +344,11 @@ def _own_where_blocks_are(request: Request, captured: Captured, most: int) -> Ca
     return plan
 
 
-def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
-    """Whether a plan takes no more seconds than Dask's own graph, on a slow network, too."""
+def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
+    """Whether a plan takes clearly fewer seconds than Dask's own graph, on a slow network, too.
+
+    If sizes are unknown, its seconds must be less than those of as many tasks as Dask's graph has.
+    """
     assert plan.lowered is not None
     run = predict_plan(plan.lowered, request.machine)
     if run is None:
@@ -356,7 +359,7 @@ def _is_no_slower(request: Request, plan: Candidate, own: Prediction) -> bool:
     more = moved - (own.moved if own.is_sound else 0)
     seconds = run.on_slow_network(more, request.machine.workers).seconds
     if own.is_sound:
-        return seconds <= own.seconds
+        return seconds <= CLEARLY_LESS * own.seconds
     return rough_tasks(seconds, request.machine.calibration) <= own.tasks
 
 

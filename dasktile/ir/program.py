@@ -193,6 +193,9 @@ class Edge:
     picks
         If given, the elements of one axis that iterations read; all of them read the same part of
         it by `axes`, unless an affine window is narrow.
+    first
+        If given, for every axis the number, among the `chunks`, of the block that belongs to the
+        node's first one, where only a part of both arrays is needed.
     """
 
     producer: int
@@ -201,6 +204,7 @@ class Edge:
     within: tuple[int, int, int] | None = None
     spread: bool = False
     picks: Picks | None = None
+    first: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,7 @@ class Space:
         if not aligned(node, edge):
             return None
         # block by block, in other sizes: a stencil, a trim
-        return _resized(boxes.work(options), node.labels, edge.chunks or ())
+        return _resized(boxes.work(options), node.labels, edge)
 
     def _is_handed_over(self, index: int, chunks: Chunks) -> bool:
         """Whether an output may have to be brought into the chunks that it must have."""
@@ -382,11 +382,14 @@ class Space:
         return self._copies[key]
 
 
-def _resized(work: Boxes, labels: Sequence[Label], chunks: Chunks) -> Boxes:
+def _resized(work: Boxes, labels: Sequence[Label], edge: Edge) -> Boxes:
     """The boxes that the same blocks have in an array whose chunks have other sizes."""
     extents = []
-    for extent, label, sizes in zip(work.extents, labels, chunks, strict=True):
-        places, edges = np.asarray(bounds(label.cuts)), np.asarray(bounds(sizes))
+    chunks = edge.chunks or ()
+    for extent, label, sizes, first in zip(
+        work.extents, labels, chunks, edge.first or (0,) * len(chunks), strict=True
+    ):
+        places, edges = np.asarray(bounds(label.cuts)), np.asarray(bounds(sizes))[first:]
         lo, hi = (edges[np.searchsorted(places, bound)] for bound in (extent.lo, extent.hi))
         extents.append(Extent(lo, hi, extent.of))
     return replace(work, extents=tuple(extents))
@@ -413,12 +416,15 @@ def reads_unknown_blocks(node: Node) -> bool:
 
 
 def aligned(node: Node, edge: Edge) -> bool:
-    """True where an edge hands an array over in as many blocks as the node has."""
-    counts = tuple(len(sizes) for sizes in edge.chunks or ())
-    return (
-        counts
-        == tuple(len(sizes) for sizes in node.chunks)
-        == tuple(len(label.cuts) for label in node.labels)
+    """True where a block of an array belongs to every block of a node that reads it whole."""
+    read = tuple(len(sizes) for sizes in edge.chunks or ())
+    made = tuple(len(sizes) for sizes in node.chunks)
+    if made != tuple(len(label.cuts) for label in node.labels):
+        return False
+    if not edge.first:
+        return read == made
+    return all(
+        first + count <= most for first, count, most in zip(edge.first, made, read, strict=True)
     )
 
 

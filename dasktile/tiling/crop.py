@@ -243,7 +243,10 @@ def _cropped(
         stored=None if node.stored is None else _chunks_within(node.stored, place),
         homes=_homes_within(node, place),
         edges=tuple(
-            _cropped_edge(edge, ranges, along[edge.producer])
+            replace(
+                _cropped_edge(edge, ranges, along[edge.producer]),
+                first=_first_blocks(node, edge, ranges, along[edge.producer]),
+            )
             for edge, read in zip(node.edges, is_read, strict=True)
             if read
         ),
@@ -293,6 +296,29 @@ def _cropped_edge(edge: Edge, ranges: Ranges, place: Sequence[Range]) -> Edge:
         within=within,
         picks=None if edge.picks is None else _picked(edge.picks, ranges, place),
     )
+
+
+def _first_blocks(
+    node: Node, edge: Edge, ranges: Ranges, place: Sequence[Range]
+) -> tuple[int, ...]:
+    """The block in a range of an array that belongs to the node's first one, along every axis.
+
+    Empty where they are cropped alike, or an array is not read in as many blocks as the node has.
+    """
+    cuts = tuple(label.cuts for label in node.labels)
+    if edge.chunks is None or tuple(map(len, cuts)) != tuple(map(len, edge.chunks)):
+        return ()
+    # empty blocks are never cut off
+    own = [_numbers(bounds(sizes), *part) for sizes, part in zip(cuts, ranges, strict=True)]
+    read = [_numbers(bounds(sizes), *part) for sizes, part in zip(edge.chunks, place, strict=True)]
+    first = tuple(mine[0] - its[0] for mine, its in zip(own, read, strict=True))
+    return first if own != read and min(first, default=0) >= 0 else ()
+
+
+def _numbers(edges: Sequence[int], lo: int, hi: int) -> Range:
+    """The blocks of an axis that are in a range of it: the first, and that after the last."""
+    whole = (lo, hi) == (0, edges[-1])
+    return (0, len(edges) - 1) if whole else (bisect_right(edges, lo) - 1, bisect_left(edges, hi))
 
 
 def _moved(axis: AxisMap, ranges: Ranges, place: Range) -> AxisMap:

@@ -225,7 +225,11 @@ class Groups:
 
     def within(self, lo: int, hi: int) -> int:
         """Number of groups in iterations ``[lo, hi)``; those without a group count as one more."""
-        return len(set(_within(self.runs, lo, hi)))
+        return len(self.present(lo, hi))
+
+    def present(self, lo: int, hi: int) -> set[int]:
+        """The groups in iterations ``[lo, hi)``."""
+        return set(_within(self.runs, lo, hi))
 
 
 def _within(runs: Sequence[tuple[int, int]], lo: int, hi: int) -> list[int]:

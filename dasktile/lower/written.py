@@ -20,6 +20,7 @@ from dasktile.capture.rules.sources import Read
 from dasktile.ir import (
     Chunks,
     Follow,
+    Groups,
     Kind,
     Node,
     Role,
@@ -201,7 +202,9 @@ class WrittenArrays:
                     for axis in node.out
                     if axis.label is not None
                 )
-                partial = node.partial * _groups_of_worker(node, self.tiling(index))
+                where = self.tiling(index).work_at
+                leader = self.node(where.node) if isinstance(where, Follow) else None
+                partial = node.partial * _groups_of_worker(node, self.tiling(index), leader)
                 size[code] = math.ceil(size[code] * pieces * partial / node.itemsize)
                 size |= self.carries(index, size[code])
         for index, node in enumerate(self.captured.program.nodes):
@@ -336,20 +339,35 @@ class WrittenArrays:
         return {block: position(block) for block in blocks}
 
 
-def _groups_of_worker(node: Node, tiling: Tiling) -> float:
+def _groups_of_worker(node: Node, tiling: Tiling, leader: Node | None) -> float:
     """Share of all groups that the combined partial results of a worker have on average.
 
-    1 for other reductions.
+    1 for other reductions.  The leader is the array that the node follows, if it does.
     """
     if node.groups is None:
         return 1.0
     edges = bounds(tiling.cuts[-1])
     where = tiling.work_at
-    share = where.dims[-1] if isinstance(where, Sharding) else None
-    runs = [len(tiling.cuts[-1])] if share is None or not share.by else share.runs
-    ends = [edges[at] for at in bounds(runs)]
-    found = [node.groups.within(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
+    if isinstance(where, Follow):
+        found = _groups_of_followers(node.groups, where, leader, tiling.cuts)
+    else:
+        share = None if where is None else where.dims[-1]
+        runs = [len(tiling.cuts[-1])] if share is None or not share.by else share.runs
+        ends = [edges[at] for at in bounds(runs)]
+        found = [node.groups.within(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
     return sum(found) / max(1, len(found) * node.groups.count)
+
+
+def _groups_of_followers(
+    groups: Groups, where: Follow, leader: Node | None, cuts: Chunks
+) -> list[int]:
+    """For each worker and each part of the result that it reduces, the groups in its blocks."""
+    present = [groups.present(lo, hi) for lo, hi in pairwise(bounds(cuts[-1]))]
+    position = home_position((), where, leader)
+    found: dict[tuple[int, ...], set[int]] = {}
+    for block in product(*(range(len(sizes)) for sizes in cuts)):
+        found.setdefault((position(block), *block[:-1]), set()).update(present[block[-1]])
+    return list(map(len, found.values()))
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

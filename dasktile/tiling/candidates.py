@@ -247,7 +247,7 @@ class Space:
             array = self.program.nodes[follow.node]
             edges = tuple((edge.axes, edge.within) for edge in node.edges)
             key = (follow, follow.cuts, node.labels, node.out, node.shape, edges, tuple(shapes),
-                   node.kind)  # fmt: skip
+                   node.kind, node.groups)  # fmt: skip
             if key not in self._followed:
                 is_product = node.kind is Kind.CONTRACT
                 most = limits.follow_balance if is_product else limits.follow_cheap_balance

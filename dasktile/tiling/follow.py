@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Follow, Kind, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Chunks, Follow, Groups, Kind, Node, Program, Role, bounds
 from dasktile.ir.block_numbers import Numbers, are_short, unless_all
 from dasktile.tiling.blocks import Blocks
 from dasktile.tiling.lines import Lines, Part, is_line
@@ -404,10 +404,35 @@ def followed(
         # every other worker with a part sends it to the worker where the sum ends
         parts = np.logical_and(owned.any(axis=gone), ~first)
         partials = float(blocks(node.out, node.shape, parts, seen).volume().sum())
+        is_summed = gone == (len(order),) and order[-1] == len(node.labels) - 1
+        if node.groups is not None and is_summed:
+            partials = _groups_sent(
+                node, node.groups, owned, parts, [edges[each] for each in order]
+            )
     for position, label in enumerate(order):
         if node.labels[label].role is Role.SCAN:
             partials += _carried(node, owned, order, position, edges)
     return Followed(work, held, tuple(needs), partials)
+
+
+def _groups_sent(
+    node: Node, groups: Groups, owned: Bools, parts: Bools, edges: Sequence[Ints]
+) -> float:
+    """Elements of partial results by groups that workers send: those of the groups in their blocks.
+
+    `owned` says for every worker which blocks it has along the labels with these edges, of which
+    the last one is reduced, and `parts` of which results it sends a part.
+    """
+    present = [groups.present(lo, hi) for lo, hi in itertools.pairwise(edges[-1].tolist())]
+    column = {group: place for place, group in enumerate(sorted(set().union(*present)))}
+    found = np.zeros((len(present), len(column)), dtype=np.float32)
+    for block, own in enumerate(present):
+        found[block, [column[group] for group in own]] = 1.0
+    sent = ((owned.astype(np.float32) @ found > 0).sum(axis=-1) * parts).astype(np.float64)
+    for bound in reversed(edges[:-1]):
+        sent = sent @ np.diff(bound)
+    cut = math.prod(int(bound[-1]) for bound in edges[:-1])
+    return float(sent.sum()) * node.size / max(1, groups.count * cut)
 
 
 def _carried(

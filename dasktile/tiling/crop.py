@@ -404,12 +404,18 @@ def uncropped(plan: TilingPlan, program: Program, ranges: Sequence[Ranges]) -> T
         kept[index] = tuple(map(_joined, around, chunks))
         if index in kept_at:
             kept_at[index] = _extended(kept_at[index], chunks, around, blocks)
+    # of an output all is needed, but maybe not of what it follows
+    final = {
+        (index, chunks): _extended(where, chunks, [((), ())] * len(chunks), blocks)
+        for (index, chunks), where in tiled.final.items()
+    }
     whole = replace(
         tiled,
         program=program,
         tilings=tilings,
         kept=kept,
         kept_at=kept_at,
+        final=final,
         ranges=tuple(ranges),
     )
     return replace(plan, tiled=whole) if _is_named(whole) else None
@@ -499,5 +505,6 @@ def _is_named(tiled: TiledProgram) -> bool:
     places = [
         *(where for tiling in tiled.tilings for where in (tiling.work_at, tiling.held_at)),
         *tiled.kept_at.values(),
+        *tiled.final.values(),
     ]
     return all(are_short(where.numbers) for where in places if isinstance(where, Follow))

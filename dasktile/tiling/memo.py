@@ -136,12 +136,10 @@ def _tiled(
             return replace(tiling, work_at=named(tiling.work_at), held_at=named(tiling.held_at))
         return tiling
 
-    def known(where: Mapping[int, Where]) -> dict[int, Where]:
-        return {index: named(at) or at for index, at in where.items()}
-
     return replace(
         tiled,
         program=program,
         tilings=tuple(map(placed, tiled.tilings)),
-        kept_at=known(tiled.kept_at),
+        kept_at={index: named(at) or at for index, at in tiled.kept_at.items()},
+        final={key: named(at) or at for key, at in tiled.final.items()},
     )

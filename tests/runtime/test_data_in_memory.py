@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import product
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
 import zict
 from distributed import get_client, wait
 
@@ -143,6 +146,77 @@ def test_tasks_of_optimised_graphs_run_where_data_is(name: str) -> None:
     assert cell.same
     assert is_as_predicted(cell)
     assert cell.received <= 1.5 * stock + SMALL
+
+
+def in_any_order(source: Callable[[], da.Array]) -> Callable[[Any], da.Array]:
+    """Keeps as many blocks of an array on each of four workers, in no order."""
+
+    def held(_: Any) -> da.Array:
+        client, x = get_client(), source()
+        addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        blocks = x.to_delayed().ravel()
+        order = np.random.default_rng(0).permutation(len(blocks)) % len(addresses)
+        futures = [
+            client.compute(block, workers=addresses[at])
+            for block, at in zip(blocks, order.tolist(), strict=True)
+        ]
+        wait(futures)
+        keys = product(["held"], *(range(len(sizes)) for sizes in x.chunks))
+        graph = dict(zip(keys, futures, strict=True))
+        y = da.Array(graph, "held", x.chunks, x.dtype).persist()
+        wait(y)
+        return y
+
+    return held
+
+
+def long() -> da.Array:
+    return random((1600, 1000), (200, 500))
+
+
+def daily() -> da.Array:
+    return random((1460, 60, 60), (20, 30, 30))
+
+
+def stencil(x: da.Array) -> da.Array:
+    return ((x[1:-1] * 4 + x[:-2] + x[2:]) / 8).rechunk((200, 500))
+
+
+def padded(x: da.Array) -> da.Array:
+    p = da.pad(x, 1, mode="edge")
+    return ((p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, 1:-1]) / 4).rechunk((200, 500))
+
+
+#: Results that must keep chunks other than those of the data.
+KEPT = {"stencil": stencil, "padded": padded, "rolled": lambda x: da.roll(x, 1, 0) + x}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_results_in_chunks_of_their_own_are_where_the_data_is(name: str) -> None:
+    case = held_case(name, (in_any_order(long), KEPT[name]))
+    stock, values = measure_stock(case, WAYS["hook"], 4)
+    cell = measure(case, "hook", 4, stock, values)
+    assert cell.same
+    assert is_near(cell.received, cell.predicted)
+    # 16 blocks have a few rows and columns of their neighbours
+    assert cell.received <= min(SMALL, 2 * stock)
+
+
+@pytest.mark.parametrize("name", ["max", "mean"])
+def test_partial_results_have_the_groups_of_the_blocks_of_a_worker(name: str) -> None:
+    def by_month(x: da.Array) -> da.Array:
+        time = pd.date_range("2000-01-01", periods=len(x))
+        array = xr.DataArray(x, dims=("time", "y", "x"), coords={"time": time})
+        result: da.Array = getattr(array.resample(time="MS"), name)().data
+        return result
+
+    case = held_case(name, (in_any_order(daily), by_month))
+    stock, values = measure_stock(case, WAYS["hook"], 4)
+    cell = measure(case, "hook", 4, stock, values)
+    assert cell.same
+    assert abs(cell.received - cell.predicted) <= 0.1 * cell.predicted
+    # of 16 bytes for each of 48 groups of a worker, three of four are sent
+    assert cell.received <= 0.8 * (48 * 60 * 60 * 16 * 3)
 
 
 def made(number: int) -> np.ndarray:

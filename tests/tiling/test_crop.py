@@ -285,3 +285,13 @@ def test_homes_of_empty_blocks_stay() -> None:
     verify_program(cropped)
     assert cropped.nodes[0].homes == homes[4:6]
     assert cropped.nodes[0].chunks == ((10,), (8, 0))
+
+
+def test_blocks_with_halos_run_where_their_input_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch)
+    x = da.fromfunction(np.add, shape=(2000, 1000), chunks=(250, 250), dtype=float)
+    halos = x.map_overlap(np.sort, depth={0: 4}, boundary="reflect")
+    # of ten blocks of the input along the first axis, four and their halos are needed
+    told = dasktile.explain(halos[5:1000], by_hook=True)
+    assert told.changed
+    assert told.bytes_predicted <= x.nbytes / 20

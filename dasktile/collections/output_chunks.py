@@ -34,9 +34,9 @@ def storable(
 
     Returns
     -------
-    The first of these that a store accepts: the tiles; the tiles cut into smaller chunks, which
-    moves nothing; the tiles with shifted boundaries; the chunks of the input.  If it accepts none,
-    the tiles.
+    The tiles, if they are the chunks of the input.  Else the first of these that a store accepts:
+    the tiles; the tiles cut into smaller chunks, which moves nothing; the tiles with shifted
+    boundaries; the chunks of the input.  If it accepts none, the tiles.
     """
     # an encoding that the input's own chunks do not fit cannot be written in any case
     stored = [size for size in encoded if _fits(own, size)]
@@ -45,7 +45,8 @@ def storable(
         return _uniform(chunks) and all(_fits(chunks, size) for size in stored)
 
     size, largest = sum(tiles), max(tiles, default=0)
-    if accepted(tiles):
+    # the input's chunks are as the user made them
+    if accepted(tiles) or tiles == own:
         return tiles
     pieces = _equal(size, math.gcd(*_edges(tiles)))
     if len(pieces) <= max(len(own), _MOST_PER_TILE * len(tiles)) and accepted(pieces):

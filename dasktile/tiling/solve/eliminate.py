@@ -96,7 +96,8 @@ def _solved(
     if not prove or not _is_split(problem, width_budget, order):
         return _eliminated(problem, width_budget, limits, order)
     fewer = pruned(problem)
-    best = _eliminated(fewer.problem, width_budget, limits)
+    # a table of that size takes a tenth of a second, and an integer program seconds
+    best = _eliminated(fewer.problem, max(width_budget, limits.pruned_width), limits)
     best = replace(best, states=fewer.restored(best.states))
     if best.exact:
         return best

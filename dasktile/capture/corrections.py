@@ -39,6 +39,8 @@ _ARGTOPK = (chunk_argtopk, argtopk_aggregate)
 _UNKNOWN_SIZES = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
 #: Functions whose results are tuples of elements and their positions.
 _PAIRS = (argtopk_preprocess, chunk_argtopk)
+#: Functions that begin a reduction.
+_FIRST_STEPS = tuple(first for first, _ in REDUCTIONS)
 #: Functions of which each result is a part of a block: at a mask, or at the positions of an array
 #: that are in the block.
 _UNKNOWN_PARTS = (getitem_variadic, slice_with_int_dask_array)
@@ -67,6 +69,8 @@ def correct_arrays(view: GraphView) -> None:
                 view._arrays[name] = None
             elif called_function(layer)[0] in _PAIRS:
                 tuples.append(name)
+            elif is_first_step(view, name, layer):
+                view._arrays[name] = _reduced(view, name, called_function(layer)[1]["axis"])
             continue
         function, keywords = called_function(layer)
         if function is None:
@@ -85,6 +89,37 @@ def correct_arrays(view: GraphView) -> None:
 def is_unknown_part(layer: Layer) -> bool:
     """True if the blocks of a layer are parts of blocks whose sizes depend on values."""
     return isinstance(layer, Blockwise) and any(layer.task.func is each for each in _UNKNOWN_PARTS)
+
+
+def is_first_step(view: GraphView, name: str, layer: Blockwise) -> bool:
+    """True for the first step of a reduction by blocks, which Dask describes as its input is.
+
+    A function of ``map_blocks`` may be the same; its result is read as an array of blocks.
+    """
+    function, keywords = called_function(layer)
+    if keywords.get("keepdims") is not True or not isinstance(keywords.get("axis"), tuple):
+        return False
+    readers = view.graph.dependents.get(name, ())
+    return (
+        any(function is first for first in _FIRST_STEPS)
+        and bool(readers)
+        and not any(isinstance(view.layers[reader], Blockwise) for reader in readers)
+    )
+
+
+def _reduced(view: GraphView, name: str, axes: tuple[int, ...]) -> ArrayInfo | None:
+    """The array of the partial results of blocks, of one element along the reduced axes."""
+    declared = view.array(name)
+    if declared is None or not all(
+        -len(declared.chunks) <= axis < len(declared.chunks) for axis in axes
+    ):
+        return None
+    reduced = {axis % len(declared.chunks) for axis in axes}
+    chunks = tuple(
+        (1,) * len(sizes) if axis in reduced else sizes
+        for axis, sizes in enumerate(declared.chunks)
+    )
+    return ArrayInfo(name, tuple(map(sum, chunks)), declared.dtype, chunks)
 
 
 def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ are made of the same inputs run on one worker, and neighbours too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
@@ -364,7 +364,7 @@ class _Places:
         """The mesh position of the inputs of a task, or of nearly all of their bytes.
 
         A task that combines many results of several workers runs on one of them that has most, and
-        the next such task on another.
+        the next such task on another; one that only joins them, where its result is read.
         """
         graph, places = self.graph, self.places
         reads = self.read_by(number)
@@ -377,6 +377,9 @@ class _Places:
         for read in reads:
             held[places[read]] += graph.sizes[read]
         if None not in held and len(reads) > graph.settings.many_inputs * len(held):
+            reader = self.place_of_only_readers(number, held)
+            if reader is not None:
+                return reader
             least = graph.settings.equal_inputs * max(held.values())
             most = min(
                 (place for place in held if held[place] >= least),
@@ -387,6 +390,19 @@ class _Places:
         most = max(held, key=lambda place: (held[place], place is None, place or 0))
         enough = graph.settings.near_inputs * sum(held.values())
         return most if held[most] > enough else None
+
+    def place_of_only_readers(self, number: int, held: Mapping[Place, int]) -> Place:
+        """Where all readers of a result are, if fewer bytes are received for it there.
+
+        `held` are the bytes of its inputs by place.
+        """
+        graph = self.graph
+        there = {self.places[reader] for reader in graph.readers[number]}
+        if len(there) != 1 or None in there or number in graph.guessed:
+            return None
+        [place] = there
+        more = max(held.values()) - held.get(place, 0)
+        return place if graph.sizes[number] > more else None
 
     def place_of_readers(self, number: int, places: Sequence[Place]) -> Place:
         """The mesh position that reads most bytes of a result, the first of several."""

@@ -27,7 +27,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat.dask": ({"_compat.merged_parts", "errors"}, {"dask", "numpy"}),
     "_compat.dask_cuda": (set(), set()),
     "_compat.expressions": (set(), set()),
-    "_compat.flox": (set(), set()),
+    "_compat.flox": (set(), {"dask"}),
     "_compat.merged_parts": (set(), set()),
     "_compat.xarray": (set(), set()),
     "ir": ({"ir"}, set()),
@@ -852,6 +852,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.worker.plugin": (
         {
+            "_compat.flox",
             "_compat.distributed",
             "runtime.failures",
             "runtime.settings",

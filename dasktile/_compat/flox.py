@@ -12,8 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
+
+from dask.sizeof import sizeof
 
 Function = Callable[..., Any]
 
@@ -154,3 +157,16 @@ def is_elementwise(function: Any, kwargs: Mapping[str, Any]) -> bool:
         and isinstance(groups, tuple)
         and all(group is not None for group in groups)
     )
+
+
+def count_bytes() -> None:
+    """Let Dask count the bytes of partial results of variances, of which it sees no arrays."""
+    sizeof.register_lazy("flox", _register_size)
+
+
+def _register_size() -> None:
+    try:
+        multiarray = import_module("flox.multiarray").MultiArray
+    except (ImportError, AttributeError):
+        return
+    sizeof.register(multiarray, lambda value: sum(map(sizeof, value.arrays)))

@@ -10,10 +10,11 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.sizeof import sizeof
 
 import dasktile
 from dasktile import api
-from dasktile._compat.flox import flox_names
+from dasktile._compat.flox import count_bytes, flox_names
 from dasktile.capture.highlevel import capture
 from dasktile.cluster.target import Machine
 from dasktile.ir import Groups, Kind, Node
@@ -384,3 +385,11 @@ def test_positions_of_extrema_are_found_where_the_lanes_are(
     np.testing.assert_array_equal(
         planned.compute(scheduler="sync"), result.compute(scheduler="sync")
     )
+
+
+def test_workers_count_the_arrays_of_partial_results_of_variances() -> None:
+    from flox.multiarray import MultiArray
+
+    count_bytes()
+    value = MultiArray((np.ones(1000), np.ones(1000)))
+    assert sizeof({"intermediates": [value]}) >= 2 * 8000

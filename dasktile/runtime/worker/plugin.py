@@ -10,6 +10,7 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
+from dasktile._compat import flox
 from dasktile._compat.distributed import checks, execution, plugins, states, storage
 from dasktile._compat.distributed.features import Feature
 from dasktile.lower.bundle_tasks import reader_in
@@ -183,6 +184,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
             self._setup(worker)
 
     def _setup(self, worker: Worker) -> None:
+        flox.count_bytes()
         self.unavailable = checks.check_worker(worker, self._spill is not None)
         if Feature.METRICS not in self.unavailable:
             self._worker = worker

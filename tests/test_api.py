@@ -375,6 +375,9 @@ def test_tiles_of_xarray_objects_are_cut_evenly_without_moving_bytes(
         ((1, 2), (1, 1, 1), (), (1, 1, 1)),
         # the input's own chunks cannot be stored either
         ((31, 28, 31), (31, 59), (), (31, 28, 31)),
+        # although near tiles of equal sizes could
+        ((8, 7, 7, 8), (8, 7, 7, 8), (), (8, 7, 7, 8)),
+        ((8, 7, 7, 8), (30,), (), (8, 8, 8, 6)),
         ((0,), (0,), (), (0,)),
         ((5,), (1,) * 5, (2,), (5,)),
     ],

@@ -872,3 +872,11 @@ def test_tasks_of_a_plan_for_other_workers_run_where_the_scheduler_puts_them(
         homes = Homes(order).layer(head)
         there += [None if homes is None else int(homes.home((at,)) or 0) for at in range(size)]
     assert sorted(seen[0].homes, key=str) == sorted(there, key=str)
+
+
+def test_means_of_masked_arrays_have_small_partial_results() -> None:
+    x = da.ma.masked_less(noise((3000, 2000), (300, 500)), 0.5)
+    told = dasktile.explain(da.ma.filled(x - x.mean(axis=0), 0).sum(axis=1))
+    # Dask describes the first step of a mean as it describes the array
+    assert told.changed
+    assert told.bytes_predicted <= x.nbytes / 100

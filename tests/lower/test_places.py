@@ -92,6 +92,17 @@ def test_blocks_that_may_be_anywhere_run_where_most_bytes_are_for_them() -> None
     assert places_of(Graph(reads, planned, positions=3, free={4, 5}))[4:] == [2, 1]
 
 
+@pytest.mark.parametrize("size, expected", [(900, 3), (50, 0)])
+def test_results_of_many_are_joined_where_they_are_read(size: int, expected: int) -> None:
+    """If they are as large as their parts: sums are made where most of their parts are."""
+    parts = 9
+    reads: list[list[int]] = [*([] for _ in range(parts)), list(range(parts)), [parts]]
+    planned = {part: (0, 0, 0, 0, 1, 1, 1, 2, 2)[part] for part in range(parts)}
+    graph = Graph(reads, planned | {parts + 1: 3}, positions=4)
+    graph.sizes[parts] = size
+    assert places_of(graph)[parts] == expected
+
+
 def test_little_from_anywhere_does_not_keep_a_task_from_its_other_inputs() -> None:
     graph = Graph([[], [], [], [0, 1, 2], [0]], {1: 0, 2: 1}, positions=2)
     graph.sizes[0], graph.sizes[2] = 10, 150

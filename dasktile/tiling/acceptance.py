@@ -19,11 +19,28 @@ def objection(
         return ""
     old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
     rules = planner.settings.acceptance
-    if new >= old * rules.max_cost_ratio:
+    is_cheaper = new < old * rules.max_cost_ratio or _moves_less_data(planner, before, after)
+    if not is_cheaper:
         return "no other tiles cost clearly less, tasks and moved bytes together"
     if moves_too_much(planner.objective, before.price, after.price, rules):
         return _moves_more(before.price, after.price, planner.placed)
     return ""
+
+
+def _moves_less_data(planner: MeshPlanner, before: Candidate, after: Candidate) -> bool:
+    """Whether a plan moves less data that is in memory, for about as many tasks in bundles.
+
+    Such plans are compared by prices only, as no run of them is simulated.
+    """
+    if not (planner.placed and planner.bundled):
+        return False
+    if not any(node.homes for node in planner.program.nodes):
+        return False
+    old, new = (
+        each.price.bytes + planner.objective.cost_in_bundles(each.price) for each in (before, after)
+    )
+    is_less = after.price.bytes < before.price.bytes
+    return is_less and new < old * planner.settings.acceptance.max_cost_ratio
 
 
 def _moves_more(before: Price, after: Price, placed: bool) -> str:

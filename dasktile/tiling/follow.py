@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Follow, Groups, Kind, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Chunks, Follow, Groups, Kind, Node, Picks, Program, Role, bounds
 from dasktile.ir.block_numbers import Numbers, are_short, unless_all
 from dasktile.tiling.blocks import Blocks
+from dasktile.tiling.boxes import spans_of
 from dasktile.tiling.lines import Lines, Part, is_line
 from dasktile.tiling.strided import steps_of
 
@@ -36,6 +37,10 @@ _KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.SCAN, Kind.VIEW, Ki
 #: The last block of an axis that follows a persisted one over its longest block, at most (chosen:
 #: longer than that by what is padded, or by a halo).
 LONGEST_LAST = 1.5
+
+#: Distance from the nearest boundary, as a share of a block, from which a label that begins there
+#: is cut where blocks begin, and not as they are (chosen: halos and differences are shifted less).
+FAR = 0.25
 
 #: Ways in which the axes of a persisted array may run along the dimensions of one node, at most
 #: (chosen: more than three axes of one size along the same data are rare).
@@ -101,9 +106,12 @@ def _cut(parts: Sequence[Part], sizes: tuple[int, ...], own: tuple[int, ...] | N
     block would be empty or far longer than they are, or not all parts of it are whole blocks.
     """
     if len(parts) > 1:
-        found = _one_by_one(parts, sizes)
+        found = _one_by_one(parts, sizes) or _in_blocks(parts, sizes)
+    elif abs(parts[0].along.step) == 1:
+        exact = _scaled(parts[0], sizes) if _is_far(parts[0], sizes) else None
+        found = exact or _nearest(parts[0], sizes)
     else:
-        found = (_nearest if abs(parts[0].along.step) == 1 else _scaled)(parts[0], sizes)
+        found = _scaled(parts[0], sizes)
     if own is None or (found is not None and own == found.sizes):
         return found
     return _Cut(own, _numbers_of(parts, sizes, own))
@@ -119,6 +127,31 @@ def _one_by_one(parts: Sequence[Part], sizes: tuple[int, ...]) -> _Cut | None:
             return None
         cuts += found.sizes
         numbers += found.numbers
+    return _Cut(tuple(cuts), tuple(numbers))
+
+
+def _is_far(part: Part, sizes: tuple[int, ...]) -> bool:
+    """Whether a part of a label begins far from where a block does."""
+    edges = bounds(sizes)
+    first = float(part.along.first + (part.along.step < 0))
+    after = min(max(bisect_left(edges, first), 1), len(sizes))
+    return min(abs(first - edges[after - 1]), abs(edges[after] - first)) > FAR * sizes[after - 1]
+
+
+def _in_blocks(parts: Sequence[Part], sizes: tuple[int, ...]) -> _Cut | None:
+    """Blocks of the iterations that read in one block, of a label whose parts begin anywhere."""
+    cuts: list[int] = []
+    numbers: list[int] = []
+    for part in parts:
+        found = _scaled(part, sizes)
+        if found is None:
+            return None
+        for size, number in zip(found.sizes, found.numbers, strict=True):
+            if numbers and numbers[-1] == number:
+                cuts[-1] += size
+            else:
+                cuts.append(size)
+                numbers.append(number)
     return _Cut(tuple(cuts), tuple(numbers))
 
 
@@ -353,21 +386,33 @@ def followed(
     edges = {label: np.asarray(bounds(follow.cuts[axis] or ())) for label, axis in cut.items()}
 
     def blocks(
-        maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
+        maps: Sequence[AxisMap],
+        shape: Sequence[int],
+        have: Bools,
+        seen: list[int],
+        picks: Picks | None = None,
     ) -> Blocks:
         """Blocks of an array with these axes; `have` is indexed by the labels `seen`."""
         block_edges: list[Ints] = []
+        places: list[int] = []
         steps = steps_of(maps, [label.size for label in node.labels])
         for column, (axis, size) in enumerate(zip(maps, shape, strict=True)):
-            if axis.label in edges:
-                read, have = _read(axis, size, edges[axis.label], have, 1 + seen.index(axis.label))
-                block_edges.append(steps[column].before(read) if steps else read)
+            is_taken = picks is not None and column == picks.axis and axis.label not in edges
+            label = picks.label if picks is not None and is_taken else axis.label
+            if label in edges:
+                at = 1 + seen.index(label)
+                places.append(label)
+                if picks is not None and is_taken:
+                    taken = spans_of(picks, edges[label][:-1], edges[label][1:])
+                    read, have = _parts_of(*taken, have, at)
+                else:
+                    read, have = _read(axis, size, edges[label], have, at)
             elif axis.label is None:
                 block_edges.append(np.array([0, size]))
+                continue
             else:
-                span = np.array(axis.interval(0, node.labels[axis.label].size, size))
-                block_edges.append(steps[column].before(span) if steps else span)
-        places = [axis.label for axis in maps if axis.label in edges]
+                read = np.array(axis.interval(0, node.labels[axis.label].size, size))
+            block_edges.append(steps[column].before(read) if steps else read)
         arranged = np.moveaxis(
             have, [1 + seen.index(label) for label in places], range(1, 1 + len(places))
         )
@@ -382,6 +427,8 @@ def followed(
     needs = []
     for edge, shape in zip(node.edges, shapes, strict=True):
         read = {axis.label for axis in edge.axes}
+        if edge.picks is not None:
+            read.add(edge.picks.label)
         seen = [label for label in order if label in read]
         gone = tuple(1 + position for position, label in enumerate(order) if label not in read)
         have = owned
@@ -391,7 +438,7 @@ def followed(
             shape_along = [1] * owned.ndim
             shape_along[1 + order.index(label)] = -1
             have = owned & reading.reshape(shape_along)
-        needs.append(blocks(edge.axes, shape, np.asarray(have.any(axis=gone)), seen))
+        needs.append(blocks(edge.axes, shape, np.asarray(have.any(axis=gone)), seen, edge.picks))
     shown = {axis.label for axis in node.out}
     gone = tuple(1 + position for position, label in enumerate(order) if label not in shown)
     seen = [label for label in order if label in shown]
@@ -469,6 +516,14 @@ def _read(axis: AxisMap, size: int, edges: Ints, have: Bools, place: int) -> tup
     if axis.width <= abs(axis.step):
         # what is between two blocks counts for the first of them
         return np.append(lo, hi[-1:]), have
+    return _parts_of(lo, hi, have, place)
+
+
+def _parts_of(lo: Ints, hi: Ints, have: Bools, place: int) -> tuple[Ints, Bools]:
+    """Boundaries of ranges that overlap, and which workers read each part between them.
+
+    `have` says which workers have the blocks that read the ranges, which are its axis `place`.
+    """
     parts = np.unique(np.concatenate([lo, hi]))
     reads = (lo[:, None] <= parts[:-1]) & (parts[1:] <= hi[:, None])
     read = np.tensordot(have.astype(np.int64), reads.astype(np.int64), axes=(place, 0)) > 0

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from dasktile.ir import AxisMap, Edge, Label, Node, Program
+from dasktile.ir import AxisMap, Edge, Label, Node, Picks, Program
 
 #: A part of a label that is at least so long stands for all of it, as the larger part of an array
 #: that is rolled or padded (chosen).
 _MAIN_PART = 0.75
+
+#: Stretches of neighbours that a take reads, from which its label runs along no other one (chosen:
+#: names of layers say where few blocks are).
+_MOST_STRETCHES = 256
 
 
 #: A place on a line; a fraction where an array is on the line of one that reads it with a step.
@@ -130,6 +134,15 @@ def lines_of(program: Program) -> Lines:
     for index, node in enumerate(program.nodes):
         joined = _joined(program, node)
         for edge in node.edges:
+            taken = (
+                None if edge.picks is None else program.nodes[edge.producer].out[edge.picks.axis]
+            )
+            if edge.picks is not None and taken is not None and taken.label is not None:
+                maker = offsets[edge.producer] + taken.label
+                stretches = _stretches(edge.picks) if taken.identity else ()
+                made_of.setdefault(offsets[index] + edge.picks.label, []).extend(
+                    Part(lo, hi, Along(maker, first)) for lo, hi, first in stretches
+                )
             for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
                 if made.label is None or not made.identity or not is_line(read):
                     continue
@@ -162,6 +175,22 @@ def lines_of(program: Program) -> Lines:
         for first, node in zip(offsets, program.nodes, strict=False)
     )
     return Lines(labels, parts)
+
+
+def _stretches(picks: Picks) -> list[tuple[int, int, int]]:
+    """Iterations ``[lo, hi)`` of a take that read neighbours, each with the first element.
+
+    Empty where there are too many, or several iterations read one element.
+    """
+    found: list[tuple[int, int, int]] = []
+    for at, (element, end) in enumerate(picks.runs):
+        if end != at + 1 or len(found) > _MOST_STRETCHES:
+            return []
+        if found and element - found[-1][2] == at - found[-1][0]:
+            found[-1] = (found[-1][0], end, found[-1][2])
+        else:
+            found.append((at, end, element))
+    return found
 
 
 def is_line(axis: AxisMap) -> bool:

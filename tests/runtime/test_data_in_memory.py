@@ -178,6 +178,25 @@ def daily() -> da.Array:
     return random((1460, 60, 60), (20, 30, 30))
 
 
+#: Parts of an array that begin anywhere, and are reduced.
+PARTS: dict[str, Function] = {
+    "some months": lambda x: x[np.r_[150:242, 515:607]].mean(axis=0),
+    "some places": lambda x: x[:, 15:45].max(axis=0),
+    "both": lambda x: x[np.r_[150:242, 515:607], 15:45, 20:].sum(axis=0),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_reduced_where_the_data_is(name: str) -> None:
+    case = held_case(name, (in_any_order(daily), PARTS[name]))
+    stock, values = measure_stock(case, WAYS["hook"], 4)
+    cell = measure(case, "hook", 4, stock, values)
+    assert cell.same
+    assert is_near(cell.received, cell.predicted)
+    # a partial result of each worker for each place, with its count
+    assert cell.received <= min(60 * 60 * 16 * 3 + SMALL, 1.1 * stock)
+
+
 def stencil(x: da.Array) -> da.Array:
     return ((x[1:-1] * 4 + x[:-2] + x[2:]) / 8).rechunk((200, 500))
 

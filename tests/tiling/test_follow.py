@@ -47,7 +47,12 @@ def test_the_last_block_is_shorter_or_longer(
         ([Part(0, 25, Along(0)), Part(25, 50, Along(0))], (10, 10, 5), None, (0, 1, 2, 0, 1, 2)),
         ([Part(0, 20, Along(0)), Part(20, 45, Along(0, 24, -1))], (10, 10, 5), None,
          (0, 1, 2, 1, 0)),
-        ([Part(0, 12, Along(0)), Part(12, 24, Along(0))], (10, 10, 5), None, None),
+        ([Part(0, 12, Along(0)), Part(12, 24, Along(0))], (10, 10, 5), None, (0, 1, 0, 1)),
+        # stretches, of which several are in one block
+        ([Part(0, 3, Along(0, 4)), Part(3, 5, Along(0, 8)), Part(5, 8, Along(0, 12))], (10, 10),
+         None, (0, 1)),
+        # from the middle of a block
+        ([Part(0, 10, Along(0, 5))], (10, 10, 10), None, (0, 1)),
         ([Part(0, 12, Along(0)), Part(12, 24, Along(0))], (10, 10, 5), (10, 2, 10, 2),
          (0, 1, 0, 1)),
     ],

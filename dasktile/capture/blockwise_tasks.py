@@ -1,24 +1,30 @@
 """The tasks of Blockwise layers, in less time than Dask takes to make them.
 
 Dask substitutes one argument after the other in a task, which makes a task for each of them.  Most
-layers read single blocks, so that their tasks are written at once here.  That small layers of the
-installed Dask have the same tasks is checked once in a process; if not, Dask makes all of them.
+layers read single blocks, constants and shapes of blocks, so that their tasks are written at once
+here: one column after the other of all tasks.  That small layers of the installed Dask have the
+same tasks is checked once in a process; if not, Dask makes all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import product, repeat
 from operator import add
 from typing import Any
 
 from dask.blockwise import Blockwise
 
-from dasktile._compat.dask import DataNode, GraphNode, Task, TaskRef, blockwise_token, keep_tasks
-
-#: For the block at a place, the part of its task at one position of the arguments.
-_Part = Callable[[tuple[int, ...]], Any]
+from dasktile._compat.dask import (
+    ArrayChunkShapeDep,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    blockwise_token,
+    keep_tasks,
+)
 
 
 def blockwise_tasks(layer: Blockwise) -> Mapping[Any, Any]:
@@ -38,61 +44,80 @@ def blockwise_tasks(layer: Blockwise) -> Mapping[Any, Any]:
 
 
 def _written(layer: Blockwise) -> dict[Any, Task] | None:
-    """The tasks of a layer; None where they do not read single blocks and constants only."""
+    """The tasks of a layer; None where they read anything else."""
     task = layer.task
     if type(task) is not Task or layer.output_blocks is not None:
         return None
     if any(isinstance(value, (GraphNode, TaskRef)) for value in task.kwargs.values()):
         return None
-    parts: dict[Any, _Part] = {}
+    counts = [layer.dims[symbol] for symbol in layer.output_indices]
+    if not all(counts):
+        return None
+    columns = list(zip(*product(*map(range, counts)), strict=True))
+    parts: dict[Any, Iterable[Any]] = {}
     for number, (argument, symbols) in enumerate(layer.indices):
         key = blockwise_token(number)
         if key not in task.dependencies:
             continue
-        part = _constant(argument, key) if symbols is None else _block(layer, argument, symbols)
+        if symbols is None:
+            part = _constant(argument, key)
+        else:
+            part = _blocks(layer, argument, symbols, columns, key)
         if part is None:
             return None
         parts[key] = part
-    arguments: list[_Part] = []
+    arguments: list[Iterable[Any]] = []
     for value in task.args:
         if isinstance(value, GraphNode):
             return None
         is_replaced = isinstance(value, TaskRef) and value.key in parts
-        arguments.append(parts[value.key] if is_replaced else _same(value))
-    function, options, is_producer = task.func, task.kwargs, task.data_producer
-    counts = [layer.dims[symbol] for symbol in layer.output_indices]
-    tasks = {}
-    for place in product(*map(range, counts)):
-        values = [part(place) for part in arguments]
-        own = (layer.output, *place)
-        tasks[own] = Task(own, function, *values, _data_producer=is_producer, **options)
-    return tasks
+        arguments.append(parts[value.key] if is_replaced else repeat(value))
+    own = list(product((layer.output,), *map(range, counts)))
+    make = partial(Task, _data_producer=task.data_producer, **task.kwargs)
+    return dict(zip(own, map(make, own, repeat(task.func), *arguments), strict=False))
 
 
-def _same(value: Any) -> _Part:
-    return lambda place: value
-
-
-def _constant(argument: Any, key: str) -> _Part | None:
+def _constant(argument: Any, key: str) -> Iterable[Any] | None:
     """An argument that is the same for all blocks; None if it is a task."""
     if isinstance(argument, TaskRef):
-        return _same(argument)
-    return None if isinstance(argument, GraphNode) else _same(DataNode(key, argument))
+        return repeat(argument)
+    return None if isinstance(argument, GraphNode) else repeat(DataNode(key, argument))
 
 
-def _block(layer: Blockwise, argument: Any, symbols: tuple[Any, ...]) -> _Part | None:
-    """The block of an array that is read; None if there are several, or if it is no array."""
-    if argument in layer.io_deps or not set(symbols) <= set(layer.output_indices):
+def _blocks(
+    layer: Blockwise,
+    argument: Any,
+    symbols: tuple[Any, ...],
+    columns: Sequence[tuple[int, ...]],
+    key: str,
+) -> Iterable[Any] | None:
+    """For every block, that of an array that it reads; None for several blocks, or other values.
+
+    Of an argument that has the shapes of blocks, these; `columns` are the numbers of all blocks,
+    along each axis.
+    """
+    values = layer.io_deps.get(argument)
+    if values is not None and type(values) is not ArrayChunkShapeDep:
         return None
-    columns = []
-    for symbol, count in zip(symbols, layer.numblocks[argument], strict=True):
-        # the only block along an axis is broadcast
-        columns.append(None if count == 1 else layer.output_indices.index(symbol))
-    if columns == list(range(len(layer.output_indices))):
-        return lambda place: TaskRef((argument, *place))
-    return lambda place: TaskRef(
-        (argument, *[0 if column is None else place[column] for column in columns])
-    )
+    if not set(symbols) <= set(layer.output_indices):
+        return None
+    # the only block along an axis is broadcast
+    places = [
+        None if count == 1 else columns[layer.output_indices.index(symbol)]
+        for symbol, count in zip(symbols, layer.numblocks[argument], strict=True)
+    ]
+    numbers = [repeat(0) if place is None else iter(place) for place in places]
+    parts: list[Iterator[Any]] = [repeat(argument), *numbers]
+    make: Callable[[Any], Any] = TaskRef
+    if values is not None:
+        parts = [
+            map(sizes.__getitem__, at) for sizes, at in zip(values.chunks, numbers, strict=True)
+        ]
+        # most blocks have the same shape
+        make = cache(partial(DataNode, key))
+    if not any(places):
+        return repeat(make(tuple(map(next, parts))))
+    return list(map(make, zip(*parts, strict=False)))
 
 
 @cache
@@ -119,6 +144,9 @@ def _samples() -> Iterator[Blockwise]:
     yield Blockwise("z", ("j", "i"), task, [x, y, constant], numblocks={"x": (3, 2), "y": (2,)})
     task = Task("z", max, first, _data_producer=True)
     yield Blockwise("z", (), task, [(TaskRef("x"), None)], numblocks={})
+    shapes: Any = ArrayChunkShapeDep(((3, 2), (4,)))
+    task = Task("z", max, first, second)
+    yield Blockwise("z", ("i", "j"), task, [(shapes, ("i", "j")), x], numblocks={"x": (2, 3)})
 
 
 def _parts(item: tuple[Any, Any]) -> Any:

@@ -130,17 +130,21 @@ class _Grouping:
 
     def _joinable(self, number: int) -> int | None:
         """The last task of the group that a task may join, None if there is none."""
-        fusible, limits, remote = self.fusible, self.fusible.limits, self.fusible.remote
+        fusible, remote = self.fusible, self.fusible.remote
         readers = fusible.readers[number]
         if not readers or number in fusible.fixed:
             return None
-        layer, home = fusible.layer[number], fusible.homes[number]
-        light, threads = layer in limits.light, limits.threads
         last = self.last[readers[0]]
-        for reader in (last, *readers):
-            if self.last[reader] != last or (remote[reader] and not light):
-                return None
-        if fusible.homes[last] != home or (home is None and not light):
+        # most tasks have one reader
+        if len(readers) > 1 and any(self.last[reader] != last for reader in readers):
+            return None
+        layer, home = fusible.layer[number], fusible.homes[number]
+        limits, threads = fusible.limits, fusible.limits.threads
+        if fusible.homes[last] != home:
+            return None
+        if layer not in limits.light and (
+            home is None or remote[last] or any(map(remote.__getitem__, readers))
+        ):
             return None
         if not isinstance(fusible.tasks[number], (Task, Alias)):
             return None

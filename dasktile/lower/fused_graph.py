@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -19,8 +20,9 @@ from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.working import LightTasks, working_bytes
 from dasktile.schedule.placement import MARK
 
-#: Of the tasks of a group, what each of them reads in it, and the sizes of their results.
-_Form = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+#: Of the tasks of a group, what each of them reads in it, None for what it reads of others, and the
+#: sizes of their results.
+_Form = tuple[tuple[tuple[int | None, ...], ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +111,19 @@ class _Writer:
     def _form(self, numbers: Sequence[int]) -> _Form:
         """What the tasks of a group read in it, and their sizes: equal for many groups."""
         fusible = self.fusible
-        place = {number: at for at, number in enumerate(numbers)}
-        reads = [
-            tuple([place[read] for read in fusible.reads[number] if read in place])
-            for number in numbers
-        ]
-        return tuple(reads), tuple([fusible.sizes[number] for number in numbers])
+        place = dict(zip(numbers, count(), strict=False)).get
+        reads = [tuple(map(place, every)) for every in map(fusible.reads.__getitem__, numbers)]
+        return tuple(reads), tuple(map(fusible.sizes.__getitem__, numbers))
 
     def _in_order(self, numbers: Sequence[int], form: _Form) -> list[int]:
         """The tasks of a group, in an order in which they need little memory."""
-        if form not in self.orders:
-            self.orders[form] = run_order(*form, [0] * len(numbers), kept=[len(numbers) - 1])
-        return [numbers[at] for at in self.orders[form]]
+        order = self.orders.get(form)
+        if order is None:
+            reads, sizes = form
+            inside = [[read for read in every if read is not None] for every in reads]
+            order = run_order(inside, sizes, [0] * len(numbers), kept=[len(numbers) - 1])
+            self.orders[form] = order
+        return list(map(numbers.__getitem__, order))
 
     def _working(self, numbers: Sequence[int], form: _Form) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last.
@@ -187,13 +190,13 @@ class _Writer:
         fusible = self.fusible
         tasks = [fusible.tasks[number] for number in numbers]
         parts = {task.key: task for task in tasks}
-        is_root = any(task.data_producer for task in tasks) and all(
-            fusible.free[read] for read in inputs
+        is_root = all(map(fusible.free.__getitem__, inputs)) and any(
+            task.data_producer for task in tasks
         )
         kind = Anchored if self._is_read_elsewhere(numbers[-1], inputs) else Task
         # the order in which Dask fuses tasks: it decides nothing
-        reads = set().union(*[task.dependencies for task in tasks]) - parts.keys()
-        key, keys = tasks[-1].key, tuple(sorted(reads, key=hash))
+        keys = tuple(sorted(map(fusible.keys.__getitem__, inputs), key=hash))
+        key = tasks[-1].key
         args = parts, key, keys, *map(TaskRef, keys)
         return kind(key, run_fused, *args, _data_producer=is_root)
 
@@ -216,43 +219,39 @@ class _Writer:
         self, layers: dict[str, Layer], reads: dict[str, set[str]], changed: Iterable[str]
     ) -> dict[str, set[str]]:
         """The layers that each layer reads after fusion; layers without tasks are dropped."""
+        fusible = self.fusible
         changed = set(changed)
-        other_layers: dict[Any, str] | None = None
+        layer_of = [*fusible.layer, *self._layers_of_others()]
         for name in changed:
-            read_layers = {name}
-            for task in layers[name].values():
-                for read in task.dependencies:
-                    layer = self._layer_of(read)
-                    if layer is None:
-                        if other_layers is None:
-                            other_layers = self._other_layers()
-                        layer = other_layers.get(read, name)
-                    read_layers.add(layer)
-            reads[name] = read_layers - {name}
+            reads[name] = set()
+        for number in self.groups:
+            name = fusible.layer[number]
+            if name in changed:
+                inputs = self.inputs.get(number, fusible.reads[number])
+                reads[name].update(map(layer_of.__getitem__, inputs))
         for name in [name for name in changed if not layers[name]]:
             del layers[name], reads[name]
         return {
-            name: {other for other in names if other in layers} for name, names in reads.items()
+            name: {other for other in names if other in layers and other != name}
+            for name, names in reads.items()
         }
 
-    def _layer_of(self, key: Any) -> str | None:
-        """The layer of a key by its task, or by its name; None if that is not known."""
+    def _layers_of_others(self) -> list[str]:
+        """The layer of each result that is read and is not of a fusible task; empty if unknown."""
         fusible = self.fusible
-        number = fusible.number.get(key, len(fusible.tasks))
-        if number < len(fusible.tasks):
-            return fusible.layer[number]
-        name = str(head_of(key))
-        return name if name in fusible.layers else None
-
-    def _other_layers(self) -> dict[Any, str]:
-        """The layer of each key of the layers that are not fusible."""
-        fusible = set(self.fusible.fusible_layers)
-        return {
+        others = fusible.keys[len(fusible.tasks) :]
+        names = [str(head_of(key)) for key in others]
+        if all(name in fusible.layers for name in names):
+            return names
+        known = {
             key: name
-            for name, layer in self.fusible.layers.items()
-            if name not in fusible
-            for key in layer.get_output_keys()
+            for name in fusible.layers.keys() - set(fusible.fusible_layers)
+            for key in fusible.layers[name].get_output_keys()
         }
+        return [
+            name if name in fusible.layers else known.get(key, "")
+            for key, name in zip(others, names, strict=True)
+        ]
 
 
 def _with_names(

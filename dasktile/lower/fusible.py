@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import Alias
 from dasktile.capture.culling import needed_tasks
-from dasktile.capture.references import head_of, tasks_of
+from dasktile.capture.references import heads, tasks_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import with_key
@@ -98,48 +98,50 @@ class FusibleTasks:
             self.layer += [name] * len(tasks)
         self.number = dict(zip(self.keys, count(), strict=False))
         #: What each task reads.
-        self.reads = list(map(self._numbers, self.tasks))
+        self.reads = self._reads()
         self.readers: list[list[int]] = [[] for _ in self.keys]
+        readers = self.readers
         for number, reads in enumerate(self.reads):
             for read in reads:
-                self.readers[read].append(number)
-        names = [str(head_of(key)) for key in self.keys]
+                readers[read].append(number)
+        names = list(map(str, heads(self.keys)))
         #: Tasks whose keys stay in the graph: outputs, and what other layers read.
         self.fixed = self._fixed()
         #: Bytes of every result, 0 if that is unknown.
         size = {name: self.limits.size.get(name.rpartition("-")[2], 0) for name in set(names)}
-        self.sizes = [size[name] for name in names]
+        self.sizes = list(map(size.__getitem__, names))
+        free = {name: name in self.limits.free for name in size}
         #: For every result, whether it is on every worker.
-        self.free = [name in self.limits.free for name in names]
+        self.free = list(map(free.__getitem__, names))
+        moved = {name: 0 if free[name] else size[name] for name in size}
         #: Bytes of every result, 0 if it is on every worker.
-        self.moved_sizes = [
-            0 if free else size for free, size in zip(self.free, self.sizes, strict=True)
-        ]
-        #: An identifier of the home worker of every result; None for those without a home.
-        self.homes = self._placed_homes(names)
+        self.moved_sizes = list(map(moved.__getitem__, names))
+        #: A number for the home worker of every result; None for those without a home.
+        self.homes = homes = self._placed_homes(names)
         self.order = self._readers_first()
         for number in self.order:
             # tasks without inputs, or with inputs of their own, run where their readers are
-            if self.homes[number] is None and self._needs_no_other(number):
-                there = {self.homes[reader] for reader in self.readers[number]}
+            if homes[number] is None and self._needs_no_other(number):
+                there = {homes[reader] for reader in readers[number]}
                 if len(there) == 1:
-                    self.homes[number] = there.pop()
+                    homes[number] = there.pop()
         for number in reversed(self.order):
-            if self.homes[number] is None and isinstance(self.tasks[number], (Anchored, Alias)):
+            if homes[number] is None and isinstance(self.tasks[number], (Anchored, Alias)):
                 # slices run where their tile is, and an alias is what it stands for
                 tiles = self.moved(number)
                 if len(tiles) == 1:
-                    self.homes[number] = self.homes[tiles[0]]
+                    homes[number] = homes[tiles[0]]
         #: For every task, whether it reads a result that may be on another worker.
-        self.remote = [False] * len(self.tasks)
-        for number, reads in enumerate(self.reads):
-            home = self.homes[number]
-            for read in reads:
-                if self.homes[read] != home and not self.free[read]:
-                    self.remote[number] = True
+        self.remote = [
+            # most tasks read one result
+            bool(reads)
+            and (homes[reads[0]] != home or len(reads) > 1)
+            and any(homes[read] != home and not self.free[read] for read in reads)
+            for reads, home in zip(self.reads, homes, strict=False)
+        ]
 
     @cached_property
-    def counts(self) -> Counter[tuple[str, Hashable]]:
+    def counts(self) -> Counter[tuple[str, int | None]]:
         """Number of tasks by layer and home."""
         return Counter(zip(self.layer, self.homes, strict=False))
 
@@ -158,16 +160,20 @@ class FusibleTasks:
                 culled.add(name)
         return culled
 
-    def _numbers(self, task: Any) -> list[int]:
-        """The numbers of what a task reads; new ones for results that have none."""
-        number = self.number
+    def _reads(self) -> list[list[int]]:
+        """The numbers of what each task reads; new ones for results that have none."""
+        needs = [task.dependencies for task in self.tasks]
+        find = self.number.__getitem__
         try:
-            return sorted(map(number.__getitem__, task.dependencies))
+            # most tasks read one result
+            return [
+                sorted(map(find, keys)) if len(keys) > 1 else [*map(find, keys)] for keys in needs
+            ]
         except KeyError:
-            for key in task.dependencies - number.keys():
-                number[key] = len(self.keys)
-                self.keys.append(key)
-            return self._numbers(task)
+            others = set(chain.from_iterable(needs)).difference(self.number)
+            self.number.update(zip(others, count(len(self.keys)), strict=False))
+            self.keys += others
+            return self._reads()
 
     def _needs_no_other(self, number: int) -> bool:
         """Whether a task reads nothing, or only what it alone reads and what needs no inputs.
@@ -199,8 +205,8 @@ class FusibleTasks:
                 layers |= self.dependencies[name] & fusible
         return layers
 
-    def _placed_homes(self, names: Sequence[str]) -> list[Hashable]:
-        """The home workers that the names of keys give."""
+    def _placed_homes(self, names: Sequence[str]) -> list[int | None]:
+        """Numbers of the home workers that the names of keys give."""
         placements = {name: decode(name) for name in set(names)}
         tokens = {
             placement.follow.token
@@ -210,19 +216,34 @@ class FusibleTasks:
         reads = {name for layer in self.fusible_layers for name in self.dependencies[layer]}
         # for persisted arrays that other layers follow, the token of their name
         followed = {name: token(name) for name in reads if token(name) in tokens}
-        homes: list[Hashable] = []
-        for key, name in zip(self.keys, names, strict=True):
+
+        def home(key: Any, name: str) -> Hashable:
             placement = placements[name]
             if name in followed:
-                homes.append((followed[name], key[1:]))
-            elif placement is None or type(key) is not tuple:
-                homes.append(None)
-            elif placement.follow is not None:
+                return followed[name], key[1:]
+            if placement is None or type(key) is not tuple:
+                return None
+            if placement.follow is not None:
                 block = placement.followed(key[1:])
-                homes.append(None if block is None else (placement.follow.token, block))
-            else:
-                position = placement.position_of(key[1:])
-                homes.append(None if position is None else (placement.mesh, position))
+                return None if block is None else (placement.follow.token, block)
+            position = placement.position_of(key[1:])
+            return None if position is None else (placement.mesh, position)
+
+        #: By how homes are found, the number of the home of each block; many layers have the same.
+        known: dict[Hashable, dict[Any, int | None]] = {}
+        known_of = {}
+        for name, placement in placements.items():
+            rule = placement
+            if placement is not None:
+                rule = replace(placement, predicted=0, planned_for=None)
+            known_of[name] = known.setdefault((followed.get(name), rule), {})
+        numbers: dict[Hashable, int | None] = {None: None}
+        homes: list[int | None] = []
+        for key, name in zip(self.keys, names, strict=True):
+            homes_of, block = known_of[name], key[1:] if type(key) is tuple else key
+            if block not in homes_of:
+                homes_of[block] = numbers.setdefault(home(key, name), len(numbers))
+            homes.append(homes_of[block])
         return homes
 
     def _readers_first(self) -> list[int]:

@@ -6,9 +6,10 @@ that start in it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+
+import numpy as np
 
 from dasktile.ir import AxisMap, Chunks, Follow, Sharding, Share, Where, bounds
 from dasktile.tiling.grid import Grid, split
@@ -80,8 +81,7 @@ def _runs(
     size: int, parts: int, grid: Grid, lengths: tuple[int, ...], width: int
 ) -> tuple[int, ...]:
     """The number of blocks, of some lengths, that start in each part of a label."""
-    edges = split(size, parts, grid)
-    runs = [0] * parts
-    for start in bounds(lengths)[:-1]:
-        runs[min(max(bisect_right(edges, start // width) - 1, 0), parts - 1)] += 1
+    starts = np.array(bounds(lengths)[:-1], np.int64) // width
+    found = np.searchsorted(split(size, parts, grid), starts, side="right") - 1
+    runs: list[int] = np.bincount(found.clip(0, parts - 1), minlength=parts).tolist()
     return tuple(runs)

@@ -7,7 +7,7 @@ Others are near-even, with the blocks of the input graph as one more possibility
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
@@ -109,6 +109,9 @@ class _Making:
     moving: Collection[int]
     choices: list[Choice] = field(default_factory=list)
     families: dict[object, int] = field(default_factory=dict)
+    #: By identity, as very many blocks take long to look up, chunk sizes and where the mesh may cut
+    #: them, and whether all blocks have homes.
+    aligned: dict[Hashable, tuple[tuple[int, ...], Grid, bool]] = field(default_factory=dict)
 
     def tiling(self, index: int, keep: bool, option: Option) -> Choice:
         """A node in its own tiling, or its array as it is kept for readers."""
@@ -150,10 +153,9 @@ class _Making:
         elif self.retile:
             own = tuple(self._natural(node, label) for label in range(len(lengths)))
         # blocks that cross a cut of the mesh would have no home
-        cut_at = (bounds(sizes(*cut)) for cut in zip(lengths, mesh_parts, spots, strict=True))
         own = tuple(
-            cuts if cuts is not None and set(at) <= set(bounds(cuts)) else None
-            for cuts, at in zip(own, cut_at, strict=True)
+            cuts if cuts is not None and self._have_homes(cuts, length, parts, spot) else None
+            for cuts, length, parts, spot in zip(own, lengths, mesh_parts, spots, strict=True)
         )
         if keep and not self.retile and None not in own:
             fixed = own
@@ -170,6 +172,14 @@ class _Making:
         return Choice(
             index, keep, option, axis_classes, lengths, spots, fixed, own, mesh_parts, family
         )
+
+    def _have_homes(self, cuts: tuple[int, ...], length: int, parts: int, spots: Grid) -> bool:
+        """Whether no block crosses a cut of the mesh into some parts."""
+        key = id(cuts), id(spots), length, parts
+        if key not in self.aligned:
+            at = bounds(sizes(length, parts, spots))
+            self.aligned[key] = cuts, spots, set(at) <= set(bounds(cuts))
+        return self.aligned[key][2]
 
     def final(self, index: int, chunks: Chunks, option: Option) -> Choice:
         """An output in the chunks that it must have."""

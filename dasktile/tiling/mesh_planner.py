@@ -230,9 +230,11 @@ class MeshPlanner:
             planned_for=None if workers == self.mesh.workers else workers,
         )  # fmt: skip
         states = solution.states
-        return Candidate(
-            tiled, self._price(states, local), solution, partial(self._receivers, states)
+        # without the planner, which keeps the candidate: a cycle is freed by a collection only
+        receivers = partial(
+            _receivers, self.costs, self.mesh.workers, self.workers, self.idle, states
         )
+        return Candidate(tiled, self._price(states, local), solution, receivers)
 
     def with_replicas(
         self, replicas: Sequence[Replica], method: Method, tile_weight: float
@@ -256,27 +258,13 @@ class MeshPlanner:
             handed=self.costs.handed(states),
         )
 
-    def _receivers(self, states: Sequence[int]) -> tuple[float, ...]:
-        """Bytes that each worker receives under an assignment."""
-        return tuple(self._on_workers(received_by_worker(self.costs, states)).tolist())
-
     def node_loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
         """Operations of every worker for every node: (nodes, workers), idle workers last.
 
         Of a mesh with more positions, some workers have several.
         """
-        return self._on_workers(self.costs.loads(states))
-
-    def _on_workers(self, of_positions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Amounts of positions of the mesh, its last axis, as those of workers."""
-        positions, shape = self.mesh.workers, of_positions.shape[:-1]
-        on_workers = np.zeros((*shape, self.workers + self.idle))
-        if positions <= self.workers:
-            on_workers[..., :positions] = of_positions
-            return on_workers
-        for position, worker in enumerate(workers_of_positions(positions, self.workers)):
-            on_workers[..., worker] += of_positions[..., position]
-        return on_workers
+        loads = self.costs.loads(states)
+        return _on_workers(loads, self.mesh.workers, self.workers, self.idle)
 
     @cached_property
     def _reads(self) -> list[Read]:
@@ -349,3 +337,24 @@ def _reread(stored: tuple[int, ...], chunks: tuple[int, ...]) -> float:
     first = np.searchsorted(edges, blocks[:-1], side="right") - 1
     last = np.searchsorted(edges, np.maximum(blocks[1:] - 1, blocks[:-1]), side="right")
     return float((edges[last] - edges[first])[blocks[1:] > blocks[:-1]].sum()) / size
+
+
+def _receivers(
+    costs: Costs, positions: int, workers: int, idle: int, states: Sequence[int]
+) -> tuple[float, ...]:
+    """Bytes that each worker receives under an assignment."""
+    received = received_by_worker(costs, states)
+    return tuple(_on_workers(received, positions, workers, idle).tolist())
+
+
+def _on_workers(
+    of_positions: npt.NDArray[np.float64], positions: int, workers: int, idle: int
+) -> npt.NDArray[np.float64]:
+    """Amounts of positions of the mesh, its last axis, as those of workers, idle ones last."""
+    on_workers = np.zeros((*of_positions.shape[:-1], workers + idle))
+    if positions <= workers:
+        on_workers[..., :positions] = of_positions
+        return on_workers
+    for position, worker in enumerate(workers_of_positions(positions, workers)):
+        on_workers[..., worker] += of_positions[..., position]
+    return on_workers

@@ -128,9 +128,11 @@ def _shared(have: Extent, want: Extent, taken: Taken | None) -> _Factor:
     """The factor of one axis, along which the reader may take some elements only."""
     if taken is not None:
         return _Factor(taken.within(have.lo, have.hi), have.of, want.of)
-    lo = np.maximum(have.lo[:, None], want.lo[None])
-    hi = np.minimum(have.hi[:, None], want.hi[None])
-    return _Factor(np.maximum(hi - lo, 0).astype(np.float64), have.of, want.of)
+    # these arrays may be large
+    shared = np.minimum(have.hi[:, None], want.hi[None])
+    shared -= np.maximum(have.lo[:, None], want.lo[None])
+    np.maximum(shared, 0, out=shared)
+    return _Factor(shared.astype(np.float64), have.of, want.of)
 
 
 class _Group:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dask.blockwise import Blockwise
 
-from dasktile._compat.dask import Task
+from dasktile._compat.dask import Task, TaskRef, blockwise_token
 from dasktile.capture import blockwise_tasks as written
 from dasktile.capture.references import tasks_of
 from tests.expressions import grown, outputs
@@ -68,8 +68,9 @@ def test_tasks_of_random_expressions_are_those_of_dask(seed: int) -> None:
         lambda: X.T * 2.0,
         lambda: da.blockwise(np.add, "ij", X, "ij", np.ones(()), None, dtype=float),
         lambda: X.map_blocks(np.clip, a_min=0, a_max=1),
+        lambda: da.ones((5, 4, 1), chunks=(3, 2, 1)),
     ],
-    ids=["broadcast", "transposed", "constant", "options"],
+    ids=["broadcast", "transposed", "constant", "options", "shapes"],
 )
 def test_no_argument_is_substituted_where_single_blocks_are_read(make: Callable[[], Any]) -> None:
     layer = fresh(last(make()))
@@ -79,6 +80,15 @@ def test_no_argument_is_substituted_where_single_blocks_are_read(make: Callable[
     assert not difference(dict(tasks), expected)
     # as with Dask's own tasks, they are made once
     assert all(layer[key] is task for key, task in tasks.items())
+
+
+def test_an_argument_that_is_read_twice_is_the_same_block_for_both() -> None:
+    own = fresh(last(X + ROW))
+    first = TaskRef(blockwise_token(0))
+    task = Task(own.task.key, np.add, first, first)
+    layer = Blockwise("twice", own.output_indices, task, own.indices, numblocks=own.numblocks)
+    expected = dict(fresh(layer).items())
+    assert not difference(dict(tasks_of(layer)), expected)
 
 
 def test_several_blocks_of_an_axis_are_read_as_dask_does() -> None:

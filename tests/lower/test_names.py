@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dasktile.ir import Sharding, Share
+from dasktile.lower.names import part_layer_name
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import MAX_BLOCKS, Placement, decode, encode
 
@@ -116,3 +117,12 @@ def test_a_late_worker_takes_over_a_position_of_a_worker_with_two() -> None:
     homes.lose("c")
     homes.join("e")
     assert homes.table(3) == ("a", "e", "b")
+
+
+def test_names_of_parts_depend_on_their_keys_and_not_on_the_order_of_them() -> None:
+    keys = [("x", 0, 1), ("x", 1, 0), ("x", 10, 2)]
+    name = part_layer_name("x", keys)
+    assert part_layer_name("x", reversed(keys)) == name
+    others = [keys[:2], [("y", *key[1:]) for key in keys], [*keys, ("y", 0, 1)], [*keys, "x"]]
+    assert len({name, *(part_layer_name("x", other) for other in others)}) == 5
+    assert part_layer_name("x", ["x", ("x", 0)]) == part_layer_name("x", [("x", 0), "x"])

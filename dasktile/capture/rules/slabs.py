@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,14 +191,12 @@ def _indexed(trace: Trace, info: ArrayInfo) -> Slab | None:
     chunks = tuple((1,) if axis is None else origin.chunks[axis] for axis in sources)
     if info.chunks != chunks or not all(map(all, origin.chunks)):
         return None
-    place_of = [0] * len(origin.shape)
-    for place in itertools.product(*map(range, info.numblocks)):
-        for axis, number in zip(sources, place, strict=True):
-            if axis is not None:
-                place_of[axis] = number
-        task = trace.tasks.get((info.name, *place))
-        if not _takes(task, first.func, (origin.name, *place_of), index, kinds):
-            return None
+    keys = list(itertools.product((info.name,), *map(range, info.numblocks)))
+    columns = dict(zip(sources, list(zip(*keys, strict=True))[1:], strict=True))
+    numbers = [columns.get(axis, itertools.repeat(0)) for axis in range(len(origin.shape))]
+    reads = zip(itertools.repeat(origin.name), *numbers, strict=False)
+    if not _all_take(list(map(trace.tasks.get, keys)), first.func, reads, index):
+        return None
     runs: tuple[list[Positions], ...] = tuple([range(size)] for size in info.shape)
     return Slab(origin.name, tuple(sources), tuple(fixed), runs, 0, info.shape[0])
 
@@ -251,6 +250,29 @@ def _takes(
         return True
     # types first, as arrays have no truth value, and True is no number of an element
     return type(other) is tuple and tuple(map(type, other)) == kinds and other == index
+
+
+def _all_take(
+    tasks: Sequence[Any], function: Any, keys: Iterable[Key], index: tuple[Any, ...]
+) -> bool:
+    """As :func:`_takes` for every task, of the same index and the block of its own key."""
+    if set(map(type, tasks)) != {Task}:
+        return False
+    args = [task.args for task in tasks if task.func is function and not task.kwargs]
+    if len(args) < len(tasks) or set(map(len, args)) != {2}:
+        return False
+    reads, indices = zip(*args, strict=True)
+    if set(map(type, reads)) != {TaskRef}:
+        return False
+    if not all(read.key == key for read, key in zip(reads, keys, strict=False)):
+        return False
+    # types first, as arrays have no truth value, and True is no number of an element
+    kinds = tuple(map(type, index))
+    return all(
+        other is index
+        or (type(other) is tuple and tuple(map(type, other)) == kinds and other == index)
+        for other in indices
+    )
 
 
 def _slab(group: list[tuple[tuple[int, ...], TracedBlock]], ndim: int, lo: int, hi: int) -> Slab:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise, product, repeat
 from typing import Any
 
 import numpy as np
@@ -49,12 +49,25 @@ def _shape(context: LoweringContext, block: Sequence[int]) -> tuple[int, ...]:
 @emit.register
 def _gather(kernel: Gather, context: LoweringContext) -> EmittedLayers:
     (edge,), (source,) = context.node.edges, context.inputs
-    tasks: dict[Key, GraphNode] = {}
+    keys = list(product((context.name,), *(range(len(sizes)) for sizes in context.tiling.chunks)))
+    #: By label, the number of its block for each key.
+    numbers = dict(
+        zip(
+            [axis.label for axis in context.node.out],
+            list(zip(*keys, strict=True))[1:],
+            strict=True,
+        )
+    )
+    at = [
+        repeat(0) if axis.label is None else numbers.get(axis.label, repeat(0))
+        for axis in edge.axes
+    ]
+    reads = zip(repeat(source), *at, strict=False)
     shapes = product(*context.tiling.chunks)
-    for (block, at), shape in zip(_blocks(context), shapes, strict=True):
-        key = (context.name, *block)
-        read = _read(source, edge.axes, at)
-        if context.node.op == "getitem" and edge.axes and not block:
+    tasks: dict[Key, GraphNode] = {}
+    is_element = context.node.op == "getitem" and edge.axes and not context.tiling.chunks
+    for key, read, shape in zip(keys, reads, shapes, strict=False):
+        if is_element:
             tasks[key] = Task(key, element, TaskRef(read))
             continue
         tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), shape)

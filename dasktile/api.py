@@ -12,6 +12,7 @@ from typing import Any
 import dask.array.optimization
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import disable_gc
 
 from dasktile import config, pipeline, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
@@ -29,7 +30,6 @@ from dasktile.errors import (
     warn_user,
 )
 from dasktile.explaining import explained
-from dasktile.guard import without_collections
 from dasktile.needs import needs_of
 from dasktile.planning import captured_program, tile
 from dasktile.refusal import advise
@@ -483,7 +483,8 @@ def _warn_inconsistent(error: UndeclaredReadError) -> None:
 def _guarded(function: Any, *arguments: Any) -> Any:
     """Call a function; an error inside dasktile becomes a warning, and the result None."""
     try:
-        with without_collections():
+        # nearly all objects of a plan live until its end, so that searches for garbage find none
+        with disable_gc():
             return function(*arguments)
     except _REFUSALS:
         raise

@@ -10,12 +10,12 @@ from typing import Any
 
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import disable_gc
 
 from dasktile import choice, config
 from dasktile.cluster.located import blocks_there
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, without_joins
-from dasktile.guard import without_collections
 from dasktile.ir import Program
 from dasktile.lower.names import placements_in
 from dasktile.needs import wanted_blocks
@@ -81,7 +81,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
 
 def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
     """The explanation of arrays that are planned now."""
-    with without_collections():
+    with disable_gc():
         chosen = choice.predicted_plan(request)
     is_again = chosen.planned.plan.verdict == choice.AGAIN
     if is_again:

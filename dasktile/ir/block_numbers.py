@@ -57,6 +57,7 @@ def followed_block(
 #: of layers, of which Dask cuts long ones).
 MOST_LETTERS = 24
 
+_REPEATED = re.compile(r"(.+)r(\d+)([ud])(\d+)")
 _RUN = re.compile(r"(\d+)(?:([ud])(\d+))?(?:x(\d+))?(?:n(\d+))?")
 
 
@@ -129,7 +130,23 @@ def code_of(numbers: Numbers) -> str:
     numbers
         The numbers.
     """
-    return ".".join(run.code for run in in_runs(numbers))
+    length, shift = _period(numbers)
+    first = ".".join(run.code for run in in_runs(numbers[:length]))
+    if length == len(numbers):
+        return first
+    repeated = f"{first}r{len(numbers) // length}{'u' if shift >= 0 else 'd'}{abs(shift)}"
+    return min(".".join(run.code for run in in_runs(numbers)), repeated, key=len)
+
+
+def _period(numbers: Numbers) -> tuple[int, int]:
+    """How many numbers are repeated by the others, each time larger by how much."""
+    count = len(numbers)
+    for length in range(1, count // 2 + 1):
+        shift = numbers[length] - numbers[0]
+        pairs = zip(numbers, numbers[length:], strict=False)
+        if count % length == 0 and all(after - before == shift for before, after in pairs):
+            return length, shift
+    return count, 0
 
 
 def numbers_of(code: str, most: int) -> Numbers:
@@ -147,6 +164,16 @@ def numbers_of(code: str, most: int) -> Numbers:
     ValueError
         If it is no code, or one of more numbers, or of negative ones.
     """
+    repeated = _REPEATED.fullmatch(code)
+    if repeated is not None:
+        first, times, sign, size = repeated.groups()
+        if not 1 < int(times) <= most:
+            raise ValueError(code)
+        own = numbers_of(first, most // int(times))
+        shift = -int(size) if sign == "d" else int(size)
+        if min(own, default=0) + min(0, shift * (int(times) - 1)) < 0:
+            raise ValueError(code)
+        return tuple(number + shift * at for at in range(int(times)) for number in own)
     runs = []
     for text in code.split("."):
         match = _RUN.fullmatch(text)

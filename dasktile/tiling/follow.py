@@ -169,10 +169,12 @@ def _nearest(part: Part, sizes: tuple[int, ...]) -> _Cut | None:
     left = numbers[begin:]
     if length == edges[-1] - edges[begin]:
         return _Cut(tuple(sizes[number] for number in left), tuple(left))
-    # all blocks that are left, or else the fewest
+    # all blocks that are left, or those that are as long, or else the fewest
     longest = LONGEST_LAST * max(sizes)
     fewest = bisect_left(edges, edges[begin] + length - longest, begin) - begin + 1
-    for count in (len(left), fewest):
+    enough = bisect_left(edges, edges[begin] + length) - begin
+    is_exact = edges[min(begin + enough, len(edges) - 1)] == edges[begin] + length
+    for count in (len(left), enough, fewest) if is_exact else (len(left), fewest):
         last = length - (edges[min(begin + count, len(edges)) - 1] - edges[begin])
         if count <= len(left) and 0 < last <= longest:
             before = tuple(sizes[number] for number in left[: count - 1])

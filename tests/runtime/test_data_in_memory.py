@@ -182,7 +182,6 @@ def daily() -> da.Array:
 PARTS: dict[str, Function] = {
     "some months": lambda x: x[np.r_[150:242, 515:607]].mean(axis=0),
     "some places": lambda x: x[:, 15:45].max(axis=0),
-    "both": lambda x: x[np.r_[150:242, 515:607], 15:45, 20:].sum(axis=0),
 }
 
 

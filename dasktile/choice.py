@@ -267,7 +267,7 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
 
 
 def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> Candidate:
-    """A plan, or the input if that moves fewer bytes of its persisted blocks, and is about as fast.
+    """A plan, or the input if that moves fewer bytes of its persisted blocks.
 
     Positions of the mesh are those that the blocks have.  Dask's scheduler, which sees every block,
     may find workers for tasks that no tiling on the mesh has.  Where sizes of results are unknown,
@@ -281,6 +281,11 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     there = blocks_there(captured)
     resident = _bytes_there(captured.program)
     before, after = planned.before.bytes, planned.after.bytes
+    if any(0 in node.shape for node in captured.program.nodes):
+        # blocks of which nothing is selected are sent as a whole
+        plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
+        assert plan.lowered is not None
+        after += plan.lowered.bundled.unplanned(after)
     is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
     # sizes of such blocks are what their functions make of them: the model must save bytes
     by_block = there and is_little and not request.gathered and _follows_by_block(planned)
@@ -347,7 +352,8 @@ def _own_where_blocks_are(request: Request, captured: Captured, most: int) -> Ca
 def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
     """Whether a plan takes clearly fewer seconds than Dask's own graph, on a slow network, too.
 
-    If sizes are unknown, its seconds must be less than those of as many tasks as Dask's graph has.
+    If sizes are unknown, they must be less than those of the tasks of Dask's graph alone, as if
+    these received nothing.
     """
     assert plan.lowered is not None
     run = predict_plan(plan.lowered, request.machine)
@@ -360,7 +366,7 @@ def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
     seconds = run.on_slow_network(more, request.machine.workers).seconds
     if own.is_sound:
         return seconds <= CLEARLY_LESS * own.seconds
-    return rough_tasks(seconds, request.machine.calibration) <= own.tasks
+    return rough_tasks(seconds, request.machine.calibration) <= CLEARLY_LESS * own.tasks
 
 
 def _compares(request: Request) -> bool:

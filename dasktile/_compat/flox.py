@@ -160,7 +160,10 @@ def is_elementwise(function: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def count_bytes() -> None:
-    """Let Dask count the bytes of partial results of variances, of which it sees no arrays."""
+    """Let Dask count the bytes of partial results of variances, of which it sees no arrays.
+
+    In this process only: workers without the plugin count fewer.
+    """
     sizeof.register_lazy("flox", _register_size)
 
 

@@ -31,7 +31,7 @@ from dasktile._compat.dask import (
 )
 from dasktile._compat.flox import flox_names
 from dasktile.capture.base import ArrayInfo, GraphView
-from dasktile.capture.rules.fold_table import REDUCTIONS
+from dasktile.capture.rules.fold_table import FIRST_STEPS, REDUCTIONS
 
 _TOPK = (chunk_topk, topk_aggregate)
 _ARGTOPK = (chunk_argtopk, argtopk_aggregate)
@@ -39,8 +39,6 @@ _ARGTOPK = (chunk_argtopk, argtopk_aggregate)
 _UNKNOWN_SIZES = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
 #: Functions whose results are tuples of elements and their positions.
 _PAIRS = (argtopk_preprocess, chunk_argtopk)
-#: Functions that begin a reduction.
-_FIRST_STEPS = tuple(first for first, _ in REDUCTIONS)
 #: Functions of which each result is a part of a block: at a mask, or at the positions of an array
 #: that are in the block.
 _UNKNOWN_PARTS = (getitem_variadic, slice_with_int_dask_array)
@@ -69,7 +67,7 @@ def correct_arrays(view: GraphView) -> None:
                 view._arrays[name] = None
             elif called_function(layer)[0] in _PAIRS:
                 tuples.append(name)
-            elif is_first_step(view, name, layer):
+            elif _is_first_step(view, name, layer):
                 view._arrays[name] = _reduced(view, name, called_function(layer)[1]["axis"])
             continue
         function, keywords = called_function(layer)
@@ -91,7 +89,7 @@ def is_unknown_part(layer: Layer) -> bool:
     return isinstance(layer, Blockwise) and any(layer.task.func is each for each in _UNKNOWN_PARTS)
 
 
-def is_first_step(view: GraphView, name: str, layer: Blockwise) -> bool:
+def _is_first_step(view: GraphView, name: str, layer: Blockwise) -> bool:
     """True for the first step of a reduction by blocks, which Dask describes as its input is.
 
     A function of ``map_blocks`` may be the same; its result is read as an array of blocks.
@@ -101,7 +99,7 @@ def is_first_step(view: GraphView, name: str, layer: Blockwise) -> bool:
         return False
     readers = view.graph.dependents.get(name, ())
     return (
-        any(function is first for first in _FIRST_STEPS)
+        any(function is first for first in FIRST_STEPS)
         and bool(readers)
         and not any(isinstance(view.layers[reader], Blockwise) for reader in readers)
     )

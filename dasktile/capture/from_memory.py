@@ -19,7 +19,7 @@ from dask.blockwise import Blockwise
 from dasktile._compat.dask import Alias, Task, fused_tasks, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.references import Key, reference
-from dasktile.capture.rules.fold_table import REDUCTIONS
+from dasktile.capture.rules.fold_table import FIRST_STEPS
 from dasktile.capture.rules.trees import unwrap
 from dasktile.capture.seen import is_installed
 from dasktile.ir import Kind, Node
@@ -243,7 +243,7 @@ def _joined(parts: Iterable[Mapping[Key, float] | None]) -> Pieces | None:
 def _part(task: Any, shape: Sequence[int]) -> float:
     """The share of its input that a task passes on, if that has a shape."""
     function = getattr(task, "func", None)
-    if function is not None and unwrap(function).function in _FIRST_STEPS:
+    if function is not None and unwrap(function).function in FIRST_STEPS:
         return REDUCED
     if function not in (operator.getitem, getitem) or len(task.args) != 2:
         return 1.0
@@ -263,7 +263,3 @@ def _length(part: slice, size: int) -> int:
     """
     ends = [abs(end) for end in (part.start, part.stop) if isinstance(end, int)]
     return min(size, len(range(*part.indices(max(size, *ends, 0)))))
-
-
-#: Functions that begin a reduction.
-_FIRST_STEPS = tuple(first for first, _ in REDUCTIONS)

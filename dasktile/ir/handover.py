@@ -21,7 +21,8 @@ class Handover:
     where
         Which workers make the final chunks.
     elements
-        Elements that workers receive from each other.
+        Elements that workers receive from each other; 0 where it is unknown which worker has which
+        tile, as where tiles or chunks follow data in memory.
     """
 
     where: Where
@@ -67,11 +68,11 @@ def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | Non
     decided = tiled.final.get((index, chunks))
     follows = isinstance(held, Follow) or isinstance(decided, Follow)
     if follows and decided is not None and not are_cut(map(bounds, tiles), chunks):
-        return Handover(decided, 0)  # it is unknown here which worker has which tile
+        return Handover(decided, 0)
     if not mesh or not isinstance(held, Sharding) or held.replicated:
         return None
     if isinstance(decided, Follow):
-        return Handover(decided, 0)  # each chunk is cut from one tile
+        return Handover(decided, 0)
     where = None if decided is None else decided.dims
     return _between(mesh, held.dims, tiles, chunks, where)
 

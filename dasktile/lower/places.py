@@ -364,7 +364,8 @@ class _Places:
         """The mesh position of the inputs of a task, or of nearly all of their bytes.
 
         A task that combines many results of several workers runs on one of them that has most, and
-        the next such task on another; one that only joins them, where its result is read.
+        the next such task on another; or where its result is read, if that is larger than what is
+        saved by running it beside most inputs.
         """
         graph, places = self.graph, self.places
         reads = self.read_by(number)

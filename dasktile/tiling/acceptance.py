@@ -28,13 +28,14 @@ def objection(
 
 
 def _moves_less_data(planner: MeshPlanner, before: Candidate, after: Candidate) -> bool:
-    """Whether a plan moves less data that is in memory, for about as many tasks in bundles.
+    """Whether a plan costs less in bundles, and the bytes that it saves may be data in memory.
 
-    Such plans are compared by prices only, as no run of them is simulated.
+    The runs of such plans are not simulated, so that tasks would count before they are bundled.
     """
     if not (planner.placed and planner.bundled):
         return False
-    if not any(node.homes for node in planner.program.nodes):
+    in_memory = sum(node.nbytes for node in planner.program.nodes if node.homes)
+    if in_memory < before.price.bytes - after.price.bytes:
         return False
     old, new = (
         each.price.bytes + planner.objective.cost_in_bundles(each.price) for each in (before, after)

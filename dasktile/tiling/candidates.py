@@ -245,7 +245,7 @@ class Space:
         )
         for follow in ways:
             array = self.program.nodes[follow.node]
-            edges = tuple((edge.axes, edge.within) for edge in node.edges)
+            edges = tuple((edge.axes, edge.within, edge.picks) for edge in node.edges)
             key = (follow, follow.cuts, node.labels, node.out, node.shape, edges, tuple(shapes),
                    node.kind, node.groups)  # fmt: skip
             if key not in self._followed:

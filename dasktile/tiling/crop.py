@@ -303,16 +303,20 @@ def _first_blocks(
 ) -> tuple[int, ...]:
     """The block in a range of an array that belongs to the node's first one, along every axis.
 
-    Empty where they are cropped alike, or an array is not read in as many blocks as the node has.
+    Empty where they are cropped alike, or an array is not read in as many blocks as the node has;
+    behind all blocks where it is not in the range.
     """
     cuts = tuple(label.cuts for label in node.labels)
     if edge.chunks is None or tuple(map(len, cuts)) != tuple(map(len, edge.chunks)):
         return ()
     # empty blocks are never cut off
-    own = [_numbers(bounds(sizes), *part) for sizes, part in zip(cuts, ranges, strict=True)]
+    made = [_numbers(bounds(sizes), *part) for sizes, part in zip(cuts, ranges, strict=True)]
     read = [_numbers(bounds(sizes), *part) for sizes, part in zip(edge.chunks, place, strict=True)]
-    first = tuple(mine[0] - its[0] for mine, its in zip(own, read, strict=True))
-    return first if own != read and min(first, default=0) >= 0 else ()
+    if made == read:
+        return ()
+    first = tuple(own - other for (own, _), (other, _) in zip(made, read, strict=True))
+    # without the block of the node's first one, no blocks belong together
+    return first if min(first, default=0) >= 0 else tuple(map(len, edge.chunks))
 
 
 def _numbers(edges: Sequence[int], lo: int, hi: int) -> Range:

@@ -9,7 +9,7 @@ parts of theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 
@@ -19,8 +19,8 @@ from dasktile.ir import AxisMap, Edge, Label, Node, Picks, Program
 #: that is rolled or padded (chosen).
 _MAIN_PART = 0.75
 
-#: Stretches of neighbours that a take reads, from which its label runs along no other one (chosen:
-#: names of layers say where few blocks are).
+#: Stretches of neighbours that a take reads, up to which its label runs along the array's (chosen:
+#: names of layers have room for few numbers of blocks).
 _MOST_STRETCHES = 256
 
 
@@ -78,6 +78,14 @@ class Part:
     hi: int
     along: Along
 
+    def within(self, first: int, end: int) -> Part | None:
+        """The part of a label that begins at iteration `first` and ends before `end`, if any."""
+        lo, hi = max(self.lo, first), min(self.hi, end)
+        if lo >= hi:
+            return None
+        along = replace(self.along, first=self.along.first + self.along.step * (lo - self.lo))
+        return Part(lo - first, hi - first, along)
+
 
 @dataclass(frozen=True, slots=True)
 class Lines:
@@ -101,13 +109,17 @@ class Lines:
         """
         if label.line == axis.line:
             return (Part(0, size, label.seen_from(axis)),)
-        parts = self.parts.get(label.line, ())
-        # of a shifted or reversed label, the parts are others
-        if (
-            (label.first, label.step) != (0, 1)
-            or sum(part.hi - part.lo for part in parts) != size
-            or any(part.along.line != axis.line for part in parts)
-        ):
+        # of a reversed label, the parts are others
+        if label.step != 1 or not isinstance(label.first, int):
+            return ()
+        parts = [
+            part
+            for each in self.parts.get(label.line, ())
+            if (part := each.within(label.first, label.first + size)) is not None
+        ]
+        if sum(part.hi - part.lo for part in parts) != size:
+            return ()
+        if any(part.along.line != axis.line for part in parts):
             return ()
         return tuple(Part(part.lo, part.hi, part.along.seen_from(axis)) for part in parts)
 
@@ -180,11 +192,11 @@ def lines_of(program: Program) -> Lines:
 def _stretches(picks: Picks) -> list[tuple[int, int, int]]:
     """Iterations ``[lo, hi)`` of a take that read neighbours, each with the first element.
 
-    Empty where there are too many, or several iterations read one element.
+    Empty where there are too many, or neighbours read one element.
     """
     found: list[tuple[int, int, int]] = []
     for at, (element, end) in enumerate(picks.runs):
-        if end != at + 1 or len(found) > _MOST_STRETCHES:
+        if end != at + 1 or len(found) >= _MOST_STRETCHES:
             return []
         if found and element - found[-1][2] == at - found[-1][0]:
             found[-1] = (found[-1][0], end, found[-1][2])

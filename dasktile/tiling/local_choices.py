@@ -7,7 +7,7 @@ Others are near-even, with the blocks of the input graph as one more possibility
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
@@ -109,9 +109,11 @@ class _Making:
     moving: Collection[int]
     choices: list[Choice] = field(default_factory=list)
     families: dict[object, int] = field(default_factory=dict)
-    #: By identity, as very many blocks take long to look up, chunk sizes and where the mesh may cut
-    #: them, and whether all blocks have homes.
-    aligned: dict[Hashable, tuple[tuple[int, ...], Grid, bool]] = field(default_factory=dict)
+    #: Whether all blocks have homes, by the identity of chunk sizes and of where the mesh may cut
+    #: them, as many blocks take long to look up.  Both are kept, so that identities stay theirs.
+    aligned: dict[tuple[int, int, int, int], tuple[tuple[int, ...], Grid, bool]] = field(
+        default_factory=dict
+    )
 
     def tiling(self, index: int, keep: bool, option: Option) -> Choice:
         """A node in its own tiling, or its array as it is kept for readers."""

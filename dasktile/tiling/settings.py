@@ -238,9 +238,9 @@ class SolverLimits:
         assumed: an array that hundreds of nodes read is eliminated last in any case.
     descent_forests
         Induced forests that take turns in the descent after a bucket was split.
-    pruned_width
-        Elements of the largest table of an elimination, after states that cannot be the best were
-        left out, where proofs are wanted.
+    pruned_growth
+        How many times as many elements as usual the largest table may have, where proofs are wanted
+        and states that cannot be the best were left out.
     milp_pairs
         Pairs of states up to which the integer program is written.
     milp_nodes
@@ -255,7 +255,7 @@ class SolverLimits:
 
     counted_neighbours: int = 12
     descent_forests: int = 16
-    pruned_width: int = 12_000_000
+    pruned_growth: int = 3
     milp_pairs: int = 20_000
     milp_nodes: int = 50
     prices: int = 20

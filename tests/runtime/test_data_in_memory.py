@@ -196,6 +196,30 @@ def test_parts_are_reduced_where_the_data_is(name: str) -> None:
     assert cell.received <= min(60 * 60 * 16 * 3 + SMALL, 1.1 * stock)
 
 
+def test_takes_of_other_elements_are_other_candidates() -> None:
+    """Takes with the same ends and as many elements in each block read other elements."""
+
+    def two(x: da.Array) -> da.Array:
+        z = x[7:] + x[:-7]
+        rows = np.r_[10:30, 150:170, 401:421, 430:450]
+        return z[np.r_[10:50, 410:450]].mean(axis=0) + z[rows].mean(axis=0)
+
+    case = held_case("two", (in_any_order(long), two))
+    stock, values = measure_stock(case, WAYS["hook"], 4)
+    cell = measure(case, "hook", 4, stock, values)
+    assert cell.same
+    assert is_near(cell.received, cell.predicted)
+
+
+@pytest.mark.parametrize("rows", [slice(300, 300), np.array([], dtype=int)])
+def test_empty_selections_move_no_blocks(rows: Any) -> None:
+    case = held_case("empty", (in_any_order(square), lambda x: x[rows].sum(axis=0)))
+    stock, values = measure_stock(case, WAYS["hook"], 4)
+    cell = measure(case, "hook", 4, stock, values)
+    assert cell.same
+    assert cell.received <= stock + SMALL
+
+
 def stencil(x: da.Array) -> da.Array:
     return ((x[1:-1] * 4 + x[:-2] + x[2:]) / 8).rechunk((200, 500))
 

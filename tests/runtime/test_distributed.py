@@ -9,7 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 
 import dasktile
 from dasktile.cluster.target import machine
@@ -99,6 +99,7 @@ def test_hook_runs_on_the_scheduler(client: Client) -> None:
     with dask.config.set({"array_optimize": dasktile.array_optimize}):
         np.testing.assert_allclose(x.compute(), A @ B)
         y = x.persist()
+        wait(y)
         # The graph is written on the scheduler: look there for what was run.
         names = client.run_on_scheduler(lambda dask_scheduler: [*map(str, dask_scheduler.tasks)])
         np.testing.assert_allclose(y.compute(), A @ B)

@@ -44,7 +44,7 @@ def least(problem: Problem) -> float:
 @pytest.mark.parametrize("seed", range(8))
 def test_wide_problems_are_proven(seed: int) -> None:
     problem = dense(seed)
-    solution = solve(problem, NARROW, prove=True, limits=SolverLimits(pruned_width=NARROW))
+    solution = solve(problem, NARROW, prove=True, limits=SolverLimits(pruned_growth=1))
     assert solution.exact
     assert solution.cost == problem.cost(solution.states) == solution.bound == least(problem)
 
@@ -52,7 +52,7 @@ def test_wide_problems_are_proven(seed: int) -> None:
 def test_larger_tables_are_eliminated_before_an_integer_program_is_written() -> None:
     problem = dense(0)
     with mock.patch.object(eliminate, "integer") as program:
-        solution = solve(problem, NARROW, prove=True)
+        solution = solve(problem, NARROW, prove=True, limits=SolverLimits(pruned_growth=10**5))
     assert solution.exact
     assert not program.called
 

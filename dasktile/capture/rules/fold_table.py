@@ -218,6 +218,9 @@ REDUCTIONS: Mapping[tuple[Function, Function], Reduction] = {
     if available(*functions, *reduction.combines)
 }
 
+#: Functions that begin a reduction.
+FIRST_STEPS = tuple(first for first, _ in REDUCTIONS)
+
 #: Functions that begin a reduction whose partial results have counts.
 _COUNTING = frozenset({mean_chunk, moment_chunk})
 

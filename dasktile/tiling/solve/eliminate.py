@@ -96,8 +96,11 @@ def _solved(
     if not prove or not _is_split(problem, width_budget, order):
         return _eliminated(problem, width_budget, limits, order)
     fewer = pruned(problem)
-    # a table of that size takes a tenth of a second, and an integer program seconds
-    best = _eliminated(fewer.problem, max(width_budget, limits.pruned_width), limits)
+    # an integer program takes longer than larger tables, if these are the last ones that are needed
+    width = limits.pruned_growth * width_budget
+    if _is_split(fewer.problem, width, elimination_order(fewer.problem, limits)):
+        width = width_budget
+    best = _eliminated(fewer.problem, width, limits)
     best = replace(best, states=fewer.restored(best.states))
     if best.exact:
         return best

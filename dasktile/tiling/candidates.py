@@ -18,15 +18,8 @@ import numpy.typing as npt
 from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
 from dasktile.tiling.boxes import BoxBuilder, Boxes, Known, take
 from dasktile.tiling.extents import Extent
-from dasktile.tiling.follow import (
-    Followed,
-    candidates,
-    followed,
-    followed_copy,
-    kept,
-    leaders,
-    resident,
-)
+from dasktile.tiling.follow import candidates, kept, leaders
+from dasktile.tiling.followed import Followed, followed, followed_copy, resident
 from dasktile.tiling.grid import Axes, Grid, Steps, cuts_of
 from dasktile.tiling.lines import Lines, lines_of
 from dasktile.tiling.mesh import Mesh

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dasktile.ir import AxisMap
-from dasktile.tiling import follow
+from dasktile.tiling import follow, followed
 from dasktile.tiling.lines import Along, Part
 
 
@@ -117,7 +117,7 @@ def test_what_shifted_blocks_read(seed: int) -> None:
         step = int(rng.integers(2, 4))
         axis = AxisMap(0, int(rng.integers(-4, 5)), step, step + int(rng.integers(0, 3)))
     have = rng.random((3, len(sizes))) < 0.5
-    parts, reads = follow._read(axis, size, edges, have, 1)
+    parts, reads = followed._read(axis, size, edges, have, 1)
     for worker in range(3):
         expected = set[int]()
         for block in np.flatnonzero(have[worker]):

@@ -92,6 +92,18 @@ OWN_THERE = "with the input's own chunks, tasks run where the persisted blocks a
 #: surely not worse than Dask's own graph (chosen).
 FEW_MOVED, LITTLE_MOVED = 0.05, 2**20
 
+#: Seconds over those of Dask's own graph up to which a plan may move more of persisted arrays than
+#: that by this factor, or by an unknown one (chosen: bytes are certain, seconds are estimates).
+MUCH_LESS, MANY_MORE = 0.5, 2
+
+#: Of the results that workers receive from each other, the share of those with unknown sizes up to
+#: which the bytes of the others are those that are predicted (chosen).
+FEW_UNSIZED = 0.1
+
+#: Cost of a task, as a share of the usual one, where tiles of few bytes are searched (chosen: that
+#: of a call within a bundle, some tens of microseconds).
+FEW_BYTES = 1 / 64
+
 #: Bytes that the tasks of a plan may cost above those of the input (chosen: less than a task of
 #: the usual price).
 MORE_BYTES = 2**18
@@ -281,11 +293,10 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     there = blocks_there(captured)
     resident = _bytes_there(captured.program)
     before, after = planned.before.bytes, planned.after.bytes
-    if any(0 in node.shape for node in captured.program.nodes):
-        # blocks of which nothing is selected are sent as a whole
+    if there:
+        # with what tiles receive that are brought into kept chunks, or of which nothing is selected
         plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
-        assert plan.lowered is not None
-        after += plan.lowered.bundled.unplanned(after)
+        after = received_at_places(plan) or after
     is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
     # sizes of such blocks are what their functions make of them: the model must save bytes
     by_block = there and is_little and not request.gathered and _follows_by_block(planned)
@@ -304,13 +315,15 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     # guesses of sizes are upper bounds
     is_known = run.is_sound or run.moved < CLEARLY_LESS * after
     # of arrays that a P2P rechunk sends, the model counts what is needed elsewhere, the least
-    share = 1.0 if has_p2p_rechunks(request.graph) else CLEARLY_LESS
-    if (run.moved >= after) if is_known else (after <= share * before):
+    is_least = has_p2p_rechunks(request.graph) and after <= before
+    if (run.moved >= after) if is_known else is_least:
         return plan
-    if request.gathered and is_known:
-        own = _own_where_blocks_are(request, captured, max(run.moved, LITTLE_MOVED))
-        if own is not None:
-            return own
+    if is_known:
+        most = max(run.moved, LITTLE_MOVED)
+        for other in (_own_where_blocks_are, _of_few_bytes):
+            found = other(request, captured, most)
+            if found is not None and _is_no_slower(request, found, run, most):
+                return found
     # that the client takes blocks out of tuples saves tasks, which are not worth these bytes
     usual = replace(request, gathered=frozenset())
     lowered = None if request.gathered else plan.lowered
@@ -323,6 +336,21 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
     kept = unchanged(plan, verdict)
     return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+
+
+def received_at_places(chosen: Candidate) -> int | None:
+    """Bytes that workers receive, if every task runs at its place; None if much is unknown.
+
+    Parameters
+    ----------
+    chosen
+        The plan.
+    """
+    source = None if chosen.lowered is None else chosen.lowered.bundled.source
+    if source is None or source.tasks.uncounted_share(is_of_data=False) > FEW_UNSIZED:
+        return None
+    data = source.tasks.received_data
+    return None if data is None else source.tasks.received + data
 
 
 def _follows_by_block(plan: TilingPlan) -> bool:
@@ -349,6 +377,32 @@ def _own_where_blocks_are(request: Request, captured: Captured, most: int) -> Ca
     return plan
 
 
+def _of_few_bytes(request: Request, captured: Captured, most: int) -> Candidate | None:
+    """A plan for which tasks cost little, so that few bytes are moved; None if more than these."""
+    settings = request.machine.settings()
+    settings = replace(settings, task_bytes=settings.task_bytes * FEW_BYTES)
+    plan = candidate(request, captured, settings)
+    if plan is None or plan.planned.plan.tiled is None or plan.planned.plan.after.bytes > most:
+        return None
+    return plan
+
+
+def _is_no_slower(request: Request, plan: Candidate, own: Prediction, most: int) -> bool:
+    """Whether a plan moves no more than some bytes, and is no slower than Dask's own graph.
+
+    That the client takes blocks out of tuples is not in its run.
+    """
+    plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
+    assert plan.lowered is not None
+    moved = received_at_places(plan)
+    if moved is not None and moved > most:
+        return False
+    run = predict_plan(plan.lowered, request.machine)
+    if request.gathered or not own.is_sound:
+        return True
+    return run is not None and run.seconds <= own.seconds
+
+
 def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
     """Whether a plan takes clearly fewer seconds than Dask's own graph, on a slow network, too.
 
@@ -361,12 +415,13 @@ def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
         return False
     # that run has the blocks of the input on all workers
     after = plan.planned.plan.after.bytes
-    moved = after + plan.lowered.bundled.unplanned(after)
+    moved = received_at_places(plan) or after + plan.lowered.bundled.unplanned(after)
     more = moved - (own.moved if own.is_sound else 0)
     seconds = run.on_slow_network(more, request.machine.workers).seconds
-    if own.is_sound:
-        return seconds <= CLEARLY_LESS * own.seconds
-    return rough_tasks(seconds, request.machine.calibration) <= CLEARLY_LESS * own.tasks
+    if not own.is_sound:
+        return rough_tasks(seconds, request.machine.calibration) <= MUCH_LESS * own.tasks
+    share = MUCH_LESS if moved > MANY_MORE * own.moved else CLEARLY_LESS
+    return seconds <= share * own.seconds
 
 
 def _compares(request: Request) -> bool:

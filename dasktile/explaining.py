@@ -46,10 +46,6 @@ PLAN_UNKNOWN = (
 #: times what was received where that was so, and up to 20 times where it was little).
 _CLEARLY_MORE, _MANY_BYTES = 2, 2**24
 
-#: Of the results that workers receive from each other, the share of those with unknown sizes up to
-#: which the bytes of the others are those that are predicted (chosen).
-_FEW_UNSIZED = 0.1
-
 
 def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
     """Describe the plan of a request.
@@ -135,7 +131,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         explanation = replace(explanation, run_tasks_before=count)
     if explanation.in_memory and explanation.changed and request.machine.placed:
         # a simulation would not know where blocks are
-        explanation = replace(explanation, received_after=_received_at_places(chosen))
+        explanation = replace(explanation, received_after=choice.received_at_places(chosen))
         planned = explanation.bytes_predicted
         received = None if planned is None else _received_by_input(request, chosen, planned)
         if received is not None:
@@ -158,15 +154,6 @@ def _received_within(chosen: Candidate) -> int:
     return 0 if source is None else source.tasks.unplanned
 
 
-def _received_at_places(chosen: Candidate) -> int | None:
-    """Bytes that workers receive, if every task runs at its place; None if much is unknown."""
-    source = None if chosen.lowered is None else chosen.lowered.bundled.source
-    if source is None or source.tasks.uncounted_share(is_of_data=False) > _FEW_UNSIZED:
-        return None
-    data = source.tasks.received_data
-    return None if data is None else source.tasks.received + data
-
-
 def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     """Whether bytes that workers receive are left out, as results have unknown sizes."""
     if not explanation.uncounted and not _has_inner_tasks(chosen):
@@ -174,7 +161,7 @@ def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
     if source is None:
         return True
-    return source.tasks.uncounted_share(_is_made_of_data(chosen)) > _FEW_UNSIZED
+    return source.tasks.uncounted_share(_is_made_of_data(chosen)) > choice.FEW_UNSIZED
 
 
 def _has_inner_tasks(chosen: Candidate) -> bool:

@@ -57,6 +57,9 @@ def followed_block(
 #: of layers, of which Dask cuts long ones).
 MOST_LETTERS = 24
 
+#: Numbers up to which repetitions are found (chosen: they take the square of it).
+MOST_COMPARED = 512
+
 _REPEATED = re.compile(r"(.+)r(\d+)([ud])(\d+)")
 _RUN = re.compile(r"(\d+)(?:([ud])(\d+))?(?:x(\d+))?(?:n(\d+))?")
 
@@ -141,6 +144,8 @@ def code_of(numbers: Numbers) -> str:
 def _period(numbers: Numbers) -> tuple[int, int]:
     """How many numbers are repeated by the others, each time larger by how much."""
     count = len(numbers)
+    if count > MOST_COMPARED:
+        return count, 0
     for length in range(1, count // 2 + 1):
         shift = numbers[length] - numbers[0]
         pairs = zip(numbers, numbers[length:], strict=False)

@@ -16,6 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dasktile.ir import Chunks, Follow, Kind, Node, Program, Role, bounds
 from dasktile.ir.block_numbers import Numbers, are_short, unless_all
 from dasktile.tiling.lines import Lines, Part, is_line
@@ -30,6 +32,10 @@ LONGEST_LAST = 1.5
 #: Distance from the nearest boundary, as a share of a block, from which a label that begins there
 #: is cut where blocks begin, and not as they are (chosen: halos and differences are shifted less).
 FAR = 0.25
+
+#: Blocks of a label over those of the axis that it follows, at most (chosen: of a label that reads
+#: here and there in no order, each iteration would be a block).
+MOST_CUTS = 4
 
 #: Ways in which the axes of a persisted array may run along the dimensions of one node, at most
 #: (chosen: more than three axes of one size along the same data are rare).
@@ -98,19 +104,18 @@ def _is_far(part: Part, sizes: tuple[int, ...]) -> bool:
 
 def _in_blocks(parts: Sequence[Part], sizes: tuple[int, ...]) -> _Cut | None:
     """Blocks of the iterations that read in one block, of a label whose parts begin anywhere."""
-    cuts: list[int] = []
-    numbers: list[int] = []
-    for part in parts:
-        found = _scaled(part, sizes)
-        if found is None:
-            return None
-        for size, number in zip(found.sizes, found.numbers, strict=True):
-            if numbers and numbers[-1] == number:
-                cuts[-1] += size
-            else:
-                cuts.append(size)
-                numbers.append(number)
-    return _Cut(tuple(cuts), tuple(numbers))
+    steps = [(part.hi - part.lo, part.along.first, part.along.step) for part in parts]
+    if not all(isinstance(first, int) and isinstance(step, int) for _, first, step in steps):
+        return None
+    places = np.concatenate([int(first) + int(step) * np.arange(n) for n, first, step in steps])
+    if len(places) == 0 or places.min() < 0 or places.max() >= sum(sizes):
+        return None
+    blocks = np.searchsorted(bounds(sizes), places, side="right") - 1
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    if len(starts) > MOST_CUTS * len(sizes):
+        return None
+    cuts = np.diff(np.append(starts, len(blocks)))
+    return _Cut(tuple(cuts.tolist()), tuple(blocks[starts].tolist()))
 
 
 def _nearest(part: Part, sizes: tuple[int, ...]) -> _Cut | None:
@@ -199,7 +204,7 @@ def candidates(
         Number of ways after which no further array is tried.
     """
     node = program.nodes[index]
-    by_block = not retile and _reads_by_block(program, node)
+    by_block = _reads_by_block(program, node)
     if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
         return iter(())
 

@@ -81,7 +81,7 @@ def followed(
         places: list[int] = []
         steps = steps_of(maps, [label.size for label in node.labels])
         for column, (axis, size) in enumerate(zip(maps, shape, strict=True)):
-            is_taken = picks is not None and column == picks.axis and axis.label not in edges
+            is_taken = picks is not None and column == picks.axis and picks.label in edges
             label = picks.label if picks is not None and is_taken else axis.label
             if label in edges:
                 at = 1 + seen.index(label)

@@ -20,8 +20,8 @@ from dasktile.ir import AxisMap, Edge, Label, Node, Picks, Program
 _MAIN_PART = 0.75
 
 #: Stretches of neighbours that a take reads, up to which its label runs along the array's (chosen:
-#: names of layers have room for few numbers of blocks).
-_MOST_STRETCHES = 256
+#: each takes some microseconds).
+_MOST_STRETCHES = 2**13
 
 
 #: A place on a line; a fraction where an array is on the line of one that reads it with a step.
@@ -146,16 +146,16 @@ def lines_of(program: Program) -> Lines:
     for index, node in enumerate(program.nodes):
         joined = _joined(program, node)
         for edge in node.edges:
-            taken = (
-                None if edge.picks is None else program.nodes[edge.producer].out[edge.picks.axis]
-            )
-            if edge.picks is not None and taken is not None and taken.label is not None:
-                maker = offsets[edge.producer] + taken.label
-                stretches = _stretches(edge.picks) if taken.identity else ()
+            taken = _taken(program, edge)
+            if edge.picks is not None and taken:
+                maker = offsets[edge.producer] + taken[0]
                 made_of.setdefault(offsets[index] + edge.picks.label, []).extend(
-                    Part(lo, hi, Along(maker, first)) for lo, hi, first in stretches
+                    Part(lo, hi, Along(maker, first)) for lo, hi, first in taken[1]
                 )
-            for made, read in zip(program.nodes[edge.producer].out, edge.axes, strict=True):
+            made_by = program.nodes[edge.producer].out
+            for column, (made, read) in enumerate(zip(made_by, edge.axes, strict=True)):
+                if edge.picks is not None and taken and column == edge.picks.axis:
+                    continue
                 if made.label is None or not made.identity or not is_line(read):
                     continue
                 assert read.label is not None
@@ -187,6 +187,17 @@ def lines_of(program: Program) -> Lines:
         for first, node in zip(offsets, program.nodes, strict=False)
     )
     return Lines(labels, parts)
+
+
+def _taken(program: Program, edge: Edge) -> tuple[int, list[tuple[int, int, int]]] | None:
+    """The label of the array along which a take reads, and its stretches; None for no line."""
+    if edge.picks is None:
+        return None
+    axis = program.nodes[edge.producer].out[edge.picks.axis]
+    if axis.label is None or not axis.identity:
+        return None
+    stretches = _stretches(edge.picks)
+    return (axis.label, stretches) if stretches else None
 
 
 def _stretches(picks: Picks) -> list[tuple[int, int, int]]:

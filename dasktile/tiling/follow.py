@@ -204,7 +204,7 @@ def candidates(
         Number of ways after which no further array is tried.
     """
     node = program.nodes[index]
-    by_block = _reads_by_block(program, node)
+    by_block = _reads_by_block(node)
     if (node.kind not in _KINDS and not by_block) or not node.labels or 0 in node.shape:
         return iter(())
 
@@ -302,13 +302,12 @@ def _assigned(matches: Mapping[int, Iterable[int]], axes: int) -> Iterator[tuple
         yield tuple(along.get(axis) for axis in range(axes))
 
 
-def _reads_by_block(program: Program, node: Node) -> bool:
+def _reads_by_block(node: Node) -> bool:
     """Whether every block of a node that keeps its chunks reads just one block of each input."""
     return bool(node.edges) and all(
         edge.within is None
         and not edge.spread
         and edge.chunks is not None
-        and edge.chunks == program.nodes[edge.producer].chunks
         and len(edge.axes) == len(edge.chunks)
         and all(
             axis.label is not None and axis.identity and node.labels[axis.label].cuts == sizes

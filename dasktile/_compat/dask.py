@@ -480,7 +480,12 @@ def fused_tasks(task: Any) -> Mapping[Any, Any]:
     # called for every task of all graphs
     if not is_fused(getattr(task, "func", None)) or not task.args:
         return {}
-    return task.args[0] if isinstance(task.args[0], Mapping) else {}
+    parts, *after = task.args
+    if not isinstance(parts, Mapping):
+        return {}
+    # Dask merges Blockwise layers with the last one first
+    is_last_first = len(parts) > 1 and after and next(iter(parts)) == after[0]
+    return dict(reversed([*parts.items()])) if is_last_first else parts
 
 
 def fused_keys(task: Any) -> tuple[Any, ...]:

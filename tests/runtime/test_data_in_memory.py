@@ -196,6 +196,42 @@ def test_parts_are_reduced_where_the_data_is(name: str) -> None:
     assert cell.received <= min(60 * 60 * 16 * 3 + SMALL, 1.1 * stock)
 
 
+#: Functions of a persisted array that Dask fuses with the tasks that store its blocks.
+STORED: dict[str, Function] = {
+    "triangle": da.tril,
+    "stencil": lambda x: (x[:-2, 1:-1] + x[2:, 1:-1] - 2 * x[1:-1, 1:-1]).rechunk((250, 500)),
+}
+
+
+@pytest.mark.parametrize("way", ["to_zarr", "hook, store"])
+@pytest.mark.parametrize("name", STORED)
+def test_blocks_are_stored_where_the_data_is(name: str, way: str) -> None:
+    case = held_case(name, (in_any_order(square), STORED[name]))
+    stock, values = measure_stock(case, WAYS[way], 4)
+    cell = measure(case, way, 4, stock, values)
+    assert cell.same
+    assert is_near(cell.received, cell.predicted)
+    assert cell.received <= SMALL
+
+
+#: Expressions that move hardly anything, if tiles stay where the data is.
+FEW_BYTES: dict[str, Function] = {
+    "steps": lambda x: x[5::3] - x[4:-1:3],
+    "diagonal neighbours": lambda x: da.roll(x, (1, 1), (0, 1)) + da.roll(x, -1, 0) - 2 * x,
+    "mask": lambda x: x[np.random.default_rng(1).random(len(x)) > 0.7].sum(axis=0),
+}
+
+
+@pytest.mark.parametrize("name", FEW_BYTES)
+def test_few_tasks_are_not_worth_most_of_the_data(name: str) -> None:
+    case = held_case(name, (in_any_order(square), FEW_BYTES[name]))
+    stock, values = measure_stock(case, WAYS["hook"], 4)
+    cell = measure(case, "hook", 4, stock, values)
+    assert cell.same
+    # which worker sums differs from run to run
+    assert cell.received <= 2 * stock + 1e6
+
+
 def test_takes_of_other_elements_are_other_candidates() -> None:
     """Takes with the same ends and as many elements in each block read other elements."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
@@ -310,8 +311,16 @@ class Placing:
         that of a task that it runs, as of one that Dask has fused with it, the last one that has a
         home.
         """
-        home = layer.home(index) or self._home_of_followed(layer, index, homes)
-        return home or next(filter(None, map(layers.home, reversed(keys_in(ts.run_spec)))), None)
+        inner = (
+            (found, key[1:])
+            for key in reversed(keys_in(ts.run_spec))
+            if type(key) is tuple and (found := layers[key[0]]) is not None
+        )
+        places = (
+            each.home(at) or self._home_of_followed(each, at, homes)
+            for each, at in chain([(layer, index)], inner)
+        )
+        return next(filter(None, places), None)
 
     def _home_of_followed(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
         """The worker of the block that a task follows; None if it follows none."""

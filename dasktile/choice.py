@@ -296,7 +296,8 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     if there:
         # with what tiles receive that are brought into kept chunks, or of which nothing is selected
         plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
-        after = received_at_places(plan) or after
+        at_places = received_at_places(plan)
+        after = after if at_places is None else at_places
     is_little = after <= max(LITTLE_MOVED, FEW_MOVED * resident)
     # sizes of such blocks are what their functions make of them: the model must save bytes
     by_block = there and is_little and not request.gathered and _follows_by_block(planned)
@@ -406,8 +407,8 @@ def _is_no_slower(request: Request, plan: Candidate, own: Prediction, most: int)
 def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
     """Whether a plan takes clearly fewer seconds than Dask's own graph, on a slow network, too.
 
-    If sizes are unknown, they must be less than those of the tasks of Dask's graph alone, as if
-    these received nothing.
+    If it moves far more, they must be half as many; if sizes are unknown, half of those of the
+    tasks of Dask's graph alone, as if these received nothing.
     """
     assert plan.lowered is not None
     run = predict_plan(plan.lowered, request.machine)
@@ -415,7 +416,8 @@ def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:
         return False
     # that run has the blocks of the input on all workers
     after = plan.planned.plan.after.bytes
-    moved = received_at_places(plan) or after + plan.lowered.bundled.unplanned(after)
+    at_places = received_at_places(plan)
+    moved = after + plan.lowered.bundled.unplanned(after) if at_places is None else at_places
     more = moved - (own.moved if own.is_sound else 0)
     seconds = run.on_slow_network(more, request.machine.workers).seconds
     if not own.is_sound:

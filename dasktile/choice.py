@@ -322,8 +322,8 @@ def _unless_more_moved(request: Request, captured: Captured, plan: Candidate) ->
     if is_known:
         most = max(run.moved, LITTLE_MOVED)
         for other in (_own_where_blocks_are, _of_few_bytes):
-            found = other(request, captured, most)
-            if found is not None and _is_no_slower(request, found, run, most):
+            found = _unless_slower(request, other(request, captured), run, most)
+            if found is not None:
                 return found
     # that the client takes blocks out of tuples saves tasks, which are not worth these bytes
     usual = replace(request, gathered=frozenset())
@@ -367,41 +367,39 @@ def _follows_by_block(plan: TilingPlan) -> bool:
     )
 
 
-def _own_where_blocks_are(request: Request, captured: Captured, most: int) -> Candidate | None:
+def _own_where_blocks_are(request: Request, captured: Captured) -> Candidate | None:
     """A plan with the input's own chunks, whose tasks run where persisted blocks are.
 
-    None if it moves more than these bytes.  Only other tiles need workers with about equal shares.
+    Only other tiles need workers with about equal shares.
     """
-    plan = candidate(request, captured, request.machine.settings(), keep=OWN_THERE)
-    if plan is None or plan.planned.plan.tiled is None or plan.planned.plan.after.bytes > most:
-        return None
-    return plan
+    return candidate(request, captured, request.machine.settings(), keep=OWN_THERE)
 
 
-def _of_few_bytes(request: Request, captured: Captured, most: int) -> Candidate | None:
-    """A plan for which tasks cost little, so that few bytes are moved; None if more than these."""
+def _of_few_bytes(request: Request, captured: Captured) -> Candidate | None:
+    """A plan for which tasks cost little, so that few bytes are moved."""
     settings = request.machine.settings()
     settings = replace(settings, task_bytes=settings.task_bytes * FEW_BYTES)
-    plan = candidate(request, captured, settings)
-    if plan is None or plan.planned.plan.tiled is None or plan.planned.plan.after.bytes > most:
-        return None
-    return plan
+    return candidate(request, captured, settings)
 
 
-def _is_no_slower(request: Request, plan: Candidate, own: Prediction, most: int) -> bool:
-    """Whether a plan moves no more than some bytes, and is no slower than Dask's own graph.
+def _unless_slower(
+    request: Request, plan: Candidate | None, own: Prediction, most: int
+) -> Candidate | None:
+    """A plan with its graph, if it moves no more than some bytes and is no slower than Dask's own.
 
     That the client takes blocks out of tuples is not in its run.
     """
-    plan = replace(plan, lowered=plan.lowered or lower_plan(request, plan.planned))
-    assert plan.lowered is not None
+    if plan is None or plan.planned.plan.tiled is None or plan.planned.plan.after.bytes > most:
+        return None
+    lowered = plan.lowered or lower_plan(request, plan.planned)
+    plan = replace(plan, lowered=lowered)
     moved = received_at_places(plan)
     if moved is not None and moved > most:
-        return False
-    run = predict_plan(plan.lowered, request.machine)
+        return None
     if request.gathered or not own.is_sound:
-        return True
-    return run is not None and run.seconds <= own.seconds
+        return plan
+    run = predict_plan(lowered, request.machine)
+    return plan if run is not None and run.seconds <= own.seconds else None
 
 
 def _is_faster(request: Request, plan: Candidate, own: Prediction) -> bool:

@@ -8,6 +8,7 @@ dropped here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -56,21 +57,21 @@ def correct_arrays(view: GraphView) -> None:
                     view._arrays[read] = None
         if name in view.roots:
             continue
-        if flox is not None and flox.is_partial(called_function(layer)[0]):
+        function, keywords = called_function(layer)
+        if flox is not None and flox.is_partial(function):
             view._arrays[name] = None
             continue
         if isinstance(layer, Blockwise):
             if is_unknown_part(layer):
                 view._arrays[name] = None
-            elif called_function(layer)[0] is np.bincount:
+            elif function is np.bincount:
                 # noted are the numbers that are counted
                 view._arrays[name] = None
-            elif called_function(layer)[0] in _PAIRS:
+            elif function in _PAIRS:
                 tuples.append(name)
-            elif _is_first_step(view, name, layer):
-                view._arrays[name] = _reduced(view, name, called_function(layer)[1]["axis"])
+            elif _is_first_step(view, name, function, keywords):
+                view._arrays[name] = _reduced(view, name, keywords["axis"])
             continue
-        function, keywords = called_function(layer)
         if function is None:
             continue
         if function in _PAIRS:
@@ -89,17 +90,20 @@ def is_unknown_part(layer: Layer) -> bool:
     return isinstance(layer, Blockwise) and any(layer.task.func is each for each in _UNKNOWN_PARTS)
 
 
-def _is_first_step(view: GraphView, name: str, layer: Blockwise) -> bool:
+def _keeps_reduced_axes(keywords: Mapping[str, Any]) -> bool:
+    """True for a step of a reduction whose result has the axes that are reduced."""
+    return keywords.get("keepdims") is True and isinstance(keywords.get("axis"), tuple)
+
+
+def _is_first_step(view: GraphView, name: str, function: Any, keywords: Mapping[str, Any]) -> bool:
     """True for the first step of a reduction by blocks, which Dask describes as its input is.
 
     A function of ``map_blocks`` may be the same; its result is read as an array of blocks.
     """
-    function, keywords = called_function(layer)
-    if keywords.get("keepdims") is not True or not isinstance(keywords.get("axis"), tuple):
-        return False
     readers = view.graph.dependents.get(name, ())
     return (
-        any(function is first for first in FIRST_STEPS)
+        _keeps_reduced_axes(keywords)
+        and any(function is first for first in FIRST_STEPS)
         and bool(readers)
         and not any(isinstance(view.layers[reader], Blockwise) for reader in readers)
     )
@@ -122,7 +126,7 @@ def _reduced(view: GraphView, name: str, axes: tuple[int, ...]) -> ArrayInfo | N
 
 def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:
     """True for a user's reduction that keeps its axes, because it may have an ``output_size``."""
-    if keywords.get("keepdims") is not True or not isinstance(keywords.get("axis"), tuple):
+    if not _keeps_reduced_axes(keywords):
         return False
     module = getattr(function, "__module__", None) or ""
     return module.split(".")[0] != "dask" and all(function is not last for _, last in REDUCTIONS)

@@ -109,16 +109,22 @@ def held_case(name: str, entry: tuple[Callable[[Any], da.Array], Function]) -> C
     return Case(name, build)
 
 
+def run(case: Case, way: str) -> Cell:
+    """Run an expression on four workers, with Dask's own graph first; the values are the same."""
+    stock, values = measure_stock(case, WAYS[way], 4)
+    cell = measure(case, way, 4, stock, values)
+    assert cell.same
+    return cell
+
+
 @pytest.mark.parametrize("way", ["compute", "hook"])
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_tasks_run_where_data_is(name: str, way: str) -> None:
     case = held_case(name, EXPRESSIONS[name])
-    stock, values = measure_stock(case, WAYS[way], 4)
-    cell = measure(case, way, 4, stock, values)
-    assert cell.same
+    cell = run(case, way)
     assert is_as_predicted(cell)
     # which worker sums differs from run to run
-    most = 200_000 if name == "rows and columns" else 1.5 * stock + SMALL
+    most = 200_000 if name == "rows and columns" else 1.5 * cell.stock + SMALL
     assert cell.received <= most
 
 
@@ -141,11 +147,9 @@ OPTIMISED: dict[str, tuple[Callable[[Any], da.Array], Function]] = {
 @pytest.mark.parametrize("name", OPTIMISED)
 def test_tasks_of_optimised_graphs_run_where_data_is(name: str) -> None:
     case = held_case(name, OPTIMISED[name])
-    stock, values = measure_stock(case, WAYS["dask.optimize"], 4)
-    cell = measure(case, "dask.optimize", 4, stock, values)
-    assert cell.same
+    cell = run(case, "dask.optimize")
     assert is_as_predicted(cell)
-    assert cell.received <= 1.5 * stock + SMALL
+    assert cell.received <= 1.5 * cell.stock + SMALL
 
 
 def in_any_order(source: Callable[[], da.Array]) -> Callable[[Any], da.Array]:
@@ -188,12 +192,10 @@ PARTS: dict[str, Function] = {
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_are_reduced_where_the_data_is(name: str) -> None:
     case = held_case(name, (in_any_order(daily), PARTS[name]))
-    stock, values = measure_stock(case, WAYS["hook"], 4)
-    cell = measure(case, "hook", 4, stock, values)
-    assert cell.same
+    cell = run(case, "hook")
     assert is_near(cell.received, cell.predicted)
     # a partial result of each worker for each place, with its count
-    assert cell.received <= min(60 * 60 * 16 * 3 + SMALL, 1.1 * stock)
+    assert cell.received <= min(60 * 60 * 16 * 3 + SMALL, 1.1 * cell.stock)
 
 
 #: Functions of a persisted array that Dask fuses with the tasks that store its blocks.
@@ -207,9 +209,7 @@ STORED: dict[str, Function] = {
 @pytest.mark.parametrize("name", STORED)
 def test_blocks_are_stored_where_the_data_is(name: str, way: str) -> None:
     case = held_case(name, (in_any_order(square), STORED[name]))
-    stock, values = measure_stock(case, WAYS[way], 4)
-    cell = measure(case, way, 4, stock, values)
-    assert cell.same
+    cell = run(case, way)
     assert is_near(cell.received, cell.predicted)
     assert cell.received <= SMALL
 
@@ -225,11 +225,9 @@ FEW_BYTES: dict[str, Function] = {
 @pytest.mark.parametrize("name", FEW_BYTES)
 def test_few_tasks_are_not_worth_most_of_the_data(name: str) -> None:
     case = held_case(name, (in_any_order(square), FEW_BYTES[name]))
-    stock, values = measure_stock(case, WAYS["hook"], 4)
-    cell = measure(case, "hook", 4, stock, values)
-    assert cell.same
+    cell = run(case, "hook")
     # which worker sums differs from run to run
-    assert cell.received <= 2 * stock + 1e6
+    assert cell.received <= 2 * cell.stock + 1e6
 
 
 def test_takes_of_other_elements_are_other_candidates() -> None:
@@ -241,19 +239,15 @@ def test_takes_of_other_elements_are_other_candidates() -> None:
         return z[np.r_[10:50, 410:450]].mean(axis=0) + z[rows].mean(axis=0)
 
     case = held_case("two", (in_any_order(long), two))
-    stock, values = measure_stock(case, WAYS["hook"], 4)
-    cell = measure(case, "hook", 4, stock, values)
-    assert cell.same
+    cell = run(case, "hook")
     assert is_near(cell.received, cell.predicted)
 
 
 @pytest.mark.parametrize("rows", [slice(300, 300), np.array([], dtype=int)])
 def test_empty_selections_move_no_blocks(rows: Any) -> None:
     case = held_case("empty", (in_any_order(square), lambda x: x[rows].sum(axis=0)))
-    stock, values = measure_stock(case, WAYS["hook"], 4)
-    cell = measure(case, "hook", 4, stock, values)
-    assert cell.same
-    assert cell.received <= stock + SMALL
+    cell = run(case, "hook")
+    assert cell.received <= cell.stock + SMALL
 
 
 def stencil(x: da.Array) -> da.Array:
@@ -272,12 +266,10 @@ KEPT = {"stencil": stencil, "padded": padded, "rolled": lambda x: da.roll(x, 1, 
 @pytest.mark.parametrize("name", KEPT)
 def test_results_in_chunks_of_their_own_are_where_the_data_is(name: str) -> None:
     case = held_case(name, (in_any_order(long), KEPT[name]))
-    stock, values = measure_stock(case, WAYS["hook"], 4)
-    cell = measure(case, "hook", 4, stock, values)
-    assert cell.same
+    cell = run(case, "hook")
     assert is_near(cell.received, cell.predicted)
     # 16 blocks have a few rows and columns of their neighbours
-    assert cell.received <= min(SMALL, 2 * stock)
+    assert cell.received <= min(SMALL, 2 * cell.stock)
 
 
 @pytest.mark.parametrize("name", ["max", "mean"])
@@ -289,9 +281,7 @@ def test_partial_results_have_the_groups_of_the_blocks_of_a_worker(name: str) ->
         return result
 
     case = held_case(name, (in_any_order(daily), by_month))
-    stock, values = measure_stock(case, WAYS["hook"], 4)
-    cell = measure(case, "hook", 4, stock, values)
-    assert cell.same
+    cell = run(case, "hook")
     assert abs(cell.received - cell.predicted) <= 0.1 * cell.predicted
     # of 16 bytes for each of 48 groups of a worker, three of four are sent
     assert cell.received <= 0.8 * (48 * 60 * 60 * 16 * 3)
@@ -310,9 +300,7 @@ def delayed_blocks() -> da.Array:
 @pytest.mark.parametrize("way", ["compute", "hook"])
 def test_delayed_blocks_are_made_where_they_are_read(way: str) -> None:
     case = Case("delayed", lambda persist, plan: [(lambda x: x - x.mean())(delayed_blocks())])
-    _, values = measure_stock(case, WAYS[way], 4)
-    cell = measure(case, way, 4, 0, values)
-    assert cell.same
+    cell = run(case, way)
     assert cell.received <= SMALL
     assert is_near(cell.received, cell.predicted)
 

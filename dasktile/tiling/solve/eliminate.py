@@ -98,9 +98,10 @@ def _solved(
     fewer = pruned(problem)
     # an integer program takes longer than larger tables, if these are the last ones that are needed
     width = limits.pruned_growth * width_budget
-    if _is_split(fewer.problem, width, elimination_order(fewer.problem, limits)):
+    order_of_fewer = elimination_order(fewer.problem, limits)
+    if _is_split(fewer.problem, width, order_of_fewer):
         width = width_budget
-    best = _eliminated(fewer.problem, width, limits)
+    best = _eliminated(fewer.problem, width, limits, order_of_fewer)
     best = replace(best, states=fewer.restored(best.states))
     if best.exact:
         return best

@@ -92,7 +92,11 @@ SMALL_BUNDLES = (1 / 4, 1 / 16)
 
 
 def cheapest(
-    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+    request: Request,
+    captured: Captured,
+    tables: SearchTables,
+    usual: Candidate,
+    stock: InputRun,
 ) -> Candidate:
     """The usual plan, or another one whose run is predicted to cost clearly less.
 
@@ -106,6 +110,8 @@ def cheapest(
         What searches for tiles have found so far.
     usual
         The plan that the prices of the model make the best.
+    stock
+        The run of the input's own graph.
 
     Returns
     -------
@@ -116,7 +122,6 @@ def cheapest(
     is_simulated = is_predictable(request)
     if not is_simulated and _model_tasks(usual) > MOST_COMPARED:
         return usual
-    stock = InputRun(request, usual)
     own = _unless_cheaper(request, usual, stock) if is_simulated else None
     if own is not None:
         return own

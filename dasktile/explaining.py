@@ -20,7 +20,14 @@ from dasktile.ir import Program
 from dasktile.lower.names import placements_in
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
-from dasktile.predicted import is_predictable, predicted_input, wanted_keys_of, wanted_of
+from dasktile.predicted import (
+    FEW_UNSIZED,
+    is_predictable,
+    predicted_input,
+    received_at_places,
+    wanted_keys_of,
+    wanted_of,
+)
 from dasktile.prediction import Prediction, sound, tasks_of_input
 from dasktile.report.explanation import Explanation
 from dasktile.request import Groups, Request
@@ -131,7 +138,7 @@ def _explained_plan(request: Request, unknown: Sequence[Array]) -> Explanation:
         explanation = replace(explanation, run_tasks_before=count)
     if explanation.in_memory and explanation.changed and request.machine.placed:
         # a simulation would not know where blocks are
-        explanation = replace(explanation, received_after=choice.received_at_places(chosen))
+        explanation = replace(explanation, received_after=received_at_places(chosen))
         planned = explanation.bytes_predicted
         received = None if planned is None else _received_by_input(request, chosen, planned)
         if received is not None:
@@ -161,7 +168,7 @@ def _lacks_bytes(explanation: Explanation, chosen: Candidate) -> bool:
     source = None if chosen.lowered is None else chosen.lowered.bundled.source
     if source is None:
         return True
-    return source.tasks.uncounted_share(_is_made_of_data(chosen)) > choice.FEW_UNSIZED
+    return source.tasks.uncounted_share(_is_made_of_data(chosen)) > FEW_UNSIZED
 
 
 def _has_inner_tasks(chosen: Candidate) -> bool:

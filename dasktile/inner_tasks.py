@@ -100,11 +100,27 @@ def divisions(
     inner = [index for index, node in enumerate(nodes) if _is_divided(node)]
     for number in range(1, max(len(_cut_axes(nodes[index])) for index in inner)):
         yield _placed(captured, {index: _along(nodes[index], number, workers) for index in inner})
+    yield as_simulated(captured, inner, ran, roots)
+
+
+def as_simulated(
+    captured: Captured, indices: Collection[int], ran: Mapping[Any, int], roots: Collection[Any]
+) -> Captured:
+    """A program with the blocks of arrays on the workers that run them in a simulation of Dask's.
+
+    Parameters
+    ----------
+    captured, ran, roots
+        As for `divisions`.
+    indices
+        The nodes of the arrays.
+    """
+    nodes = captured.program.nodes
     # blocks that are not needed are nowhere
-    keys = {index: wanted_keys(nodes[index].name, nodes[index].chunks, {}) for index in inner}
-    homes = {index: [ran.get(key, 0) for key in keys[index]] for index in inner}
+    keys = {index: wanted_keys(nodes[index].name, nodes[index].chunks, {}) for index in indices}
+    homes = {index: [ran.get(key, 0) for key in keys[index]] for index in indices}
     near = {key: worker for key, worker in ran.items() if key not in roots}
-    yield replace(_placed(captured, homes), near=near)
+    return replace(_placed(captured, homes), near=near)
 
 
 def _is_divided(node: Node) -> bool:

@@ -82,6 +82,9 @@ class Candidate:
         What the input and the plan are predicted to take; None where nothing is predicted.
     refused
         True where no plan is carried out, as the memory limit makes too many tasks.
+    is_own
+        True where the graph has the tasks of the input's own graph, each on the worker that is
+        predicted to run it.
     """
 
     planned: PlannedRequest
@@ -89,6 +92,7 @@ class Candidate:
     before: Prediction | None = None
     after: Prediction | None = None
     refused: bool = False
+    is_own: bool = False
 
 
 def candidate(

@@ -12,6 +12,7 @@ from typing import Any
 from dasktile.capture.culling import Counted, Needed, least_run_of
 from dasktile.ir import ArrayType
 from dasktile.lower.count import count_tasks
+from dasktile.lower.placed import key_of
 from dasktile.lower.written import wanted_keys
 from dasktile.needs import takes_time
 from dasktile.planning import Candidate, PlannedRequest, lower_plan
@@ -32,6 +33,10 @@ from dasktile.request import Request
 from dasktile.schedule.peaks import Simulated
 from dasktile.schedule.placed_tasks import PlacedTasks
 from dasktile.tiling.calibration import Calibration
+
+#: Of the results that workers receive from each other, the share of those with unknown sizes up to
+#: which the bytes of the others are those that are predicted (chosen).
+FEW_UNSIZED = 0.1
 
 #: Bytes on a worker above which another order of the tasks and smaller bundles are tried, too
 #: (chosen: of fewer bytes, smaller tiles save most).
@@ -76,17 +81,24 @@ class InputRun:
         The arrays and their graph.
     plan
         Any plan of them.
+    there
+        Blocks that are in memory already, and the mesh position of each.
 
     Attributes
     ----------
+    there
+        The same.
     work
         Seconds that the functions take, roughly.
     kept
         Bytes of results that each worker has at the end, if all have equally many.
     """
 
-    def __init__(self, request: Request, plan: Candidate) -> None:
+    def __init__(
+        self, request: Request, plan: Candidate, there: Mapping[Any, int] = MappingProxyType({})
+    ) -> None:
         self._request = request
+        self.there = there
         self._wanted = wanted_of(request, plan)
         self.work = work_of(request, plan.planned)
         kept = sum(
@@ -110,8 +122,18 @@ class InputRun:
         return {
             key: worker
             for keys, worker in zip(tasks.keys, self._run.ran, strict=True)
-            for key in keys
+            for key in (*keys, key_of(keys))
             if worker >= 0
+        }
+
+    @cached_property
+    def sizes(self) -> dict[Any, int]:
+        """Bytes of the result of each task that Dask runs, by key."""
+        tasks, _ = self._tasks
+        return {
+            key: size
+            for keys, size in zip(tasks.keys, tasks.sizes, strict=True)
+            for key in (keys[-1], key_of(keys))
         }
 
     @cached_property
@@ -127,6 +149,13 @@ class InputRun:
         }
 
     @cached_property
+    def has_choice(self) -> bool:
+        """Whether it matters which workers run the tasks: some read results of others."""
+        tasks, _ = self._tasks
+        data = set(tasks.data)
+        return any(not data.issuperset(reads) for reads in tasks.reads)
+
+    @cached_property
     def _run(self) -> Simulated:
         """The simulated run."""
         tasks, _ = self._tasks
@@ -136,7 +165,7 @@ class InputRun:
     def _tasks(self) -> tuple[PlacedTasks, float]:
         """The tasks that Dask runs, and how much of their sizes is a guess."""
         wanted = wanted_keys_of(self._request, self._wanted)
-        return input_tasks(self._request.graph, wanted, self._request.machine)
+        return input_tasks(self._request.graph, wanted, self._request.machine, self.there)
 
     def takes_more_time(self, run: Prediction) -> bool:
         """Whether the graph surely takes more time than a run.
@@ -213,3 +242,18 @@ def with_own_prediction(request: Request, chosen: Candidate, work: float) -> Can
     if after is None or after.cost >= chosen.after.cost or after.moved > chosen.after.moved:
         return chosen
     return replace(chosen, lowered=in_steps, after=after)
+
+
+def received_at_places(chosen: Candidate) -> int | None:
+    """Bytes that workers receive, if every task runs at its place; None if much is unknown.
+
+    Parameters
+    ----------
+    chosen
+        The plan.
+    """
+    source = None if chosen.lowered is None else chosen.lowered.bundled.source
+    if source is None or source.tasks.uncounted_share(is_of_data=False) > FEW_UNSIZED:
+        return None
+    data = source.tasks.received_data
+    return None if data is None else source.tasks.received + data

@@ -137,7 +137,7 @@ def describer(
     bundled = None if chosen.lowered is None else chosen.lowered.bundled
     unplanned = 0 if bundled is None else bundled.unplanned(plan.after.bytes)
     captured = chosen.planned.captured
-    if captured.divided and chosen.after is not None and chosen.after.is_sound:
+    if (captured.divided or chosen.is_own) and chosen.after is not None and chosen.after.is_sound:
         # the simulated run that decided, in which Dask fuses tasks
         unplanned = max(0, chosen.after.moved - plan.after.bytes)
     return partial(
@@ -160,7 +160,9 @@ def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:
     lowered = chosen.lowered
     if lowered is None:
         return {}
-    layers = {index: {name: None} for index, name in lowered.made.items()}
+    # the layers within Dask's own graph are those of its results
+    made = {} if chosen.is_own else lowered.made
+    layers = {index: {name: None} for index, name in made.items()}
     for index, name in zip(chosen.planned.plan.program.outputs, lowered.names, strict=True):
         layers.setdefault(index, {})[name] = None
     return {index: tuple(names) for index, names in layers.items()}

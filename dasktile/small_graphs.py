@@ -13,7 +13,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile.capture.base import Captured
 from dasktile.capture.structure import Structured
-from dasktile.cheapest import PLANNING_SECONDS
+from dasktile.cheapest import MUCH_MOVED, PLANNING_SECONDS
 from dasktile.guard import or_none
 from dasktile.lower.count import least_tasks
 from dasktile.lower.noted import NotedBlocks, noted_blocks
@@ -93,6 +93,8 @@ def is_small(
     tasks = least_tasks(request.graph, request.names) + needed
     run = or_none(partial(predicted_input, request, wanted_blocks(request)))
     if run is None or not run.is_sound or run.spilled or run.peak > LITTLE_MEMORY:
+        return False
+    if run.moved > MUCH_MOVED:
         return False
     left = LEAST_PLANNING + PLANNING_SECONDS * tasks - run.seconds
     if left < 0:

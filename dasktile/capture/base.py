@@ -166,6 +166,9 @@ class Captured:
         they are being computed.
     divided
         Whether the homes of its arrays, and `near`, are not where data is, but chosen for a plan.
+    inner
+        By the key of a task that makes a part of an array, bytes of its result; those of other
+        results follow from what their tasks do.
     """
 
     program: Program
@@ -177,6 +180,7 @@ class Captured:
     fetched: int = 0
     computing: int = 0
     divided: bool = False
+    inner: Mapping[Key, int] = field(default_factory=dict)
 
     @property
     def is_in_memory(self) -> bool:

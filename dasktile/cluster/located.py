@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dasktile.capture.base import Captured
 from dasktile.capture.from_memory import DataOfArray, data_of_arrays
 from dasktile.cluster.target import Machine
@@ -306,6 +308,22 @@ def blocks_there(captured: Captured) -> dict[Any, int]:
         if node.resident and node.homes
         for index, places in zip(_blocks(node), node.homes, strict=True)
         if places
+    }
+
+
+def shapes_there(captured: Captured) -> dict[Any, ArrayType]:
+    """The shape and type of every persisted block, by its key.
+
+    Parameters
+    ----------
+    captured
+        A program.
+    """
+    return {
+        (node.name, *index): (shape, np.dtype(node.dtype))
+        for node in captured.program.nodes
+        if node.resident
+        for index, shape in zip(_blocks(node), itertools.product(*node.chunks), strict=True)
     }
 
 

@@ -47,6 +47,8 @@ class BundleLimits:
         By the name of a layer that holds an array, its chunks and the bytes of an element.
     shapes
         By the key of an array in memory that is not of the graph, its shape and type.
+    inner
+        By the key of a task, bytes of its result, where these are known by its key only.
     working
         By key of a task, bytes that it holds while it runs, besides its inputs and its result.
     gathered
@@ -71,6 +73,7 @@ class BundleLimits:
     tables: Mapping[int, Sequence[int]] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
     shapes: Mapping[Key, ArrayType] = field(default_factory=dict)
+    inner: Mapping[Key, int] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     gathered: Collection[str] = ()
     unknown: Collection[str] = ()

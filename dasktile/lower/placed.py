@@ -283,7 +283,7 @@ def placed(
     inputs_of = [list(inputs) for inputs in read_by]
     fused = [[keys[part] for part in chains[last]] for last in run]
     groups = [
-        group_of(_key_of(chain) if at == first[last] else chain[-1])
+        group_of(key_of(chain) if at == first[last] else chain[-1])
         for at, (last, chain) in enumerate(zip(run, fused, strict=True))
     ]
     # not their aliases
@@ -361,11 +361,17 @@ def _chains(
 
 def _has_alias(chain: Sequence[Key]) -> bool:
     """Whether Dask gives a chain another key than that of its last task."""
-    return _key_of(chain) != chain[-1]
+    return key_of(chain) != chain[-1]
 
 
-def _key_of(chain: Sequence[Key]) -> Key:
-    """The key that Dask gives a chain."""
+def key_of(chain: Sequence[Key]) -> Key:
+    """The key that Dask gives a chain of tasks that it fuses.
+
+    Parameters
+    ----------
+    chain
+        The keys of the tasks, in the order in which they run.
+    """
     renamed = default_fused_keys_renamer(chain) if len(chain) > 1 else None
     return chain[-1] if renamed is None else renamed
 

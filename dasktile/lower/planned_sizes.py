@@ -40,6 +40,8 @@ class PlannedSizes:
         task, key
             The task, and its key.
         """
+        if key in self._limits.inner:
+            return self._limits.inner[key]
         name = str(head_of(key))
         if name.startswith(SLICE_PREFIX):
             return None

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from dasktile.capture.base import OF_VIEWS, Captured
+from dasktile.capture.base import OF_VIEWS, Captured, Verbatim
 from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed
-from dasktile.capture.references import head_of
+from dasktile.capture.references import head_of, with_head
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Read
 from dasktile.ir import (
@@ -34,7 +34,7 @@ from dasktile.ir import (
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fusible import FuseLimits
-from dasktile.lower.names import CARRY, CHUNK, END
+from dasktile.lower.names import CARRY, CHUNK, END, inner_suffix
 from dasktile.lower.reshard import Windows, block_windows, lengths, normal
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.window_views import WindowView, viewing
@@ -191,6 +191,7 @@ class WrittenArrays:
         fusing = self.fuse_limits(work, 0, threads)
         size = dict(fusing.size)
         positions, placements = {}, {}
+        suffixes = self.inner_suffixes
         for index, name in self.made.items():
             node, code = self.node(index), name.rpartition("-")[2]
             if node.partial and code in size:
@@ -218,7 +219,8 @@ class WrittenArrays:
                 )
         for key, place in self.captured.near.items():
             at = key[1:] if isinstance(key, tuple) else ()
-            positions.setdefault(token(str(head_of(key))), {}).setdefault(at, place)
+            for name in map(head_of, _keys_within(key, suffixes)):
+                positions.setdefault(token(str(name)), {}).setdefault(at, place)
         mesh = self.tiled.mesh
         tables: dict[int, Sequence[int]] = {}
         workers, places = self.tiled.planned_for, math.prod(self.tiled.mesh)
@@ -244,10 +246,26 @@ class WrittenArrays:
             named=self.named,
             tiles=self.tiles(),
             shapes=self.captured.shapes,
+            inner={
+                written: nbytes
+                for key, nbytes in self.captured.inner.items()
+                for written in _keys_within(key, suffixes)
+            },
             working=working,
             unknown=self.unknown,
             settings=self.settings,
         )
+
+    @property
+    def inner_suffixes(self) -> list[str]:
+        """What names end with of tasks that make parts of arrays, whose workers are chosen."""
+        if not self.captured.divided:
+            return []
+        return [
+            inner_suffix(name)
+            for index, name in self.made.items()
+            if isinstance(self.captured.kernels[index], Verbatim)
+        ]
 
     @property
     def unknown(self) -> set[str]:
@@ -382,3 +400,8 @@ def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list
     """
     blocks = product(*(range(len(sizes)) for sizes in chunks))
     return [(name, *block) for block in blocks if name not in wanted or wanted[name][block]]
+
+
+def _keys_within(key: Any, suffixes: Sequence[str]) -> list[Any]:
+    """The keys that a task may have in the graph which makes a part of an array."""
+    return [key, *(with_head(key, f"{head_of(key)}{suffix}") for suffix in suffixes)]

@@ -21,7 +21,7 @@ from distributed.utils_test import gen_cluster
 
 import dasktile
 from benchmarks.predicted import cluster
-from dasktile import choice
+from dasktile import in_memory
 from dasktile.cluster import target
 from dasktile.cluster.target import _expected
 from dasktile.report.formatting import format_bytes
@@ -87,7 +87,7 @@ def test_the_input_is_kept_where_it_is_unknown_what_moves(client: Client) -> Non
         x = held("second")
         array = scores(x)
         told = dasktile.explain(array)
-        assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
+        assert told.verdict == in_memory.COMPUTING.format(format_bytes(x.nbytes))
         assert dasktile.optimize(array) is array
         # more is saved of the other array than this one has
         small = held("second", 40)
@@ -114,7 +114,7 @@ def test_a_graph_that_the_scheduler_has_not_received_is_unfinished(client: Clien
     ):
         x = held("third")
         told = dasktile.explain(scores(x))
-        assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
+        assert told.verdict == in_memory.COMPUTING.format(format_bytes(x.nbytes))
         client.loop.add_callback(arrived.set)
         EVENTS["third"].set()
         wait(x)
@@ -139,7 +139,7 @@ def test_an_asynchronous_client_does_not_know_where_blocks_are() -> None:
         there = c.persist(x)
         await distributed.wait(there)
         told = dasktile.explain(scores(there))
-        assert told.verdict == choice.COMPUTING.format(format_bytes(x.nbytes))
+        assert told.verdict == in_memory.COMPUTING.format(format_bytes(x.nbytes))
         # nothing is there
         assert dasktile.explain(scores(x)).changed
 

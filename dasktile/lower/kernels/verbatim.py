@@ -12,7 +12,7 @@ from dasktile._compat.dask import Alias, GraphNode, TaskRef
 from dasktile.capture.base import GraphView, Verbatim, added_axes
 from dasktile.capture.references import Key, head_of, with_head
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
-from dasktile.lower.names import COMMON, new_layer_name
+from dasktile.lower.names import COMMON, inner_suffix, new_layer_name
 from dasktile.schedule.placement import Placement
 
 
@@ -140,7 +140,7 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     ):
         return _renamed_blockwise(view, layer, new, reads)
     tasks = view.tasks(name)
-    suffix = new_layer_name("", new)
+    suffix = inner_suffix(new)
     subs: dict[Key, Key] = {key: _renamed_key(key, name, new, suffix) for key in tasks}
     mapping = _renamed_tasks(view, tasks, subs, reads)
     return MaterializedLayer(mapping, annotations=layer.annotations)
@@ -174,7 +174,7 @@ def _read_key(view: GraphView, key: Key, reads: Mapping[str, str]) -> Key:
         layer = view.layers.get(old)
         if layer is not None and not isinstance(layer, Blockwise) and key in layer:
             # a key that does not start with the name of its layer
-            return _renamed_key(key, old, new, new_layer_name("", new))
+            return _renamed_key(key, old, new, inner_suffix(new))
     return key
 
 

@@ -1,0 +1,96 @@
+"""Dask's own graph, with a worker for each of its tasks.
+
+Where that graph is predicted to cost less than any plan, its tasks are kept as they are.  Dask's
+scheduler gives them workers by what these do at the time, so that what they receive differs from
+run to run.  Here every task gets the worker that a simulation of that scheduler gives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dask.array.optimization import optimize
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.utils import ensure_dict
+
+from dasktile.capture.base import Captured
+from dasktile.cluster.located import shapes_there
+from dasktile.inner_tasks import MOST_TASKS, as_simulated
+from dasktile.ir import Kind
+from dasktile.lower.names import placements_in
+from dasktile.planning import Candidate, candidate, capture, plan_request
+from dasktile.predicted import InputRun, received_at_places, with_own_prediction
+from dasktile.prediction import Prediction
+from dasktile.request import Request
+
+
+def with_workers(
+    request: Request, captured: Captured, own: Candidate, stock: InputRun
+) -> Candidate:
+    """The input's own graph with a worker for each task, if its run is predicted to be no worse.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    captured
+        The program of the graph.
+    own
+        The input as it is.
+    stock
+        The run of the input's own graph.
+
+    Returns
+    -------
+    The graph with workers, as a plan in which all arrays keep their chunks; else `own`.
+    """
+    before = stock.prediction
+    if before is None or not before.is_sound or before.spilled or before.tasks > MOST_TASKS:
+        return own
+    if not stock.has_choice:
+        return own
+    fused = _fused(request)
+    blocks = capture(fused, {})
+    nodes = blocks.program.nodes
+    if any(node.kind is not Kind.OPAQUE or node.edges for node in nodes):
+        return own
+    verdict = own.planned.plan.verdict
+    settings = request.machine.settings()
+    divided = as_simulated(blocks, range(len(nodes)), stock.ran, stock.roots)
+    near = {**divided.near, **stock.there}
+    shapes = {**divided.shapes, **shapes_there(captured)}
+    divided = replace(divided, near=near, shapes=shapes, inner=stock.sizes)
+    placed = candidate(fused, divided, settings, keep=verdict)
+    if placed is None or placed.planned.plan.tiled is None:
+        return own
+    placed = with_own_prediction(fused, placed, stock.work)
+    after = placed.after
+    if placed.lowered is None or not any(placements_in(placed.lowered.graph.layers)):
+        return own  # names of results that are kept, of tasks that are in no bundle, say no worker
+    if after is None or not after.is_sound or not _is_no_worse(placed, after, before):
+        return own
+    planned = plan_request(request, captured, settings, own.planned, keep=verdict)
+    if planned.plan.tiled is None:
+        return own
+    return replace(placed, planned=planned, before=before, is_own=True)
+
+
+def _is_no_worse(placed: Candidate, run: Prediction, own: Prediction) -> bool:
+    """Whether the graph with workers moves no more bytes, and takes hardly more time.
+
+    Only the run of the input has blocks in memory where they are from the beginning.
+    """
+    if not own.from_memory:
+        return run.dominates(own)
+    received = received_at_places(placed)
+    is_known = received is not None and received <= own.moved
+    return is_known and run.tasks <= own.tasks and not run.spilled
+
+
+def _fused(request: Request) -> Request:
+    """A request for the graph as Dask optimises it, as ``dask.optimize`` leaves it."""
+    tasks = MaterializedLayer(ensure_dict(optimize(request.graph, list(flatten([request.keys])))))
+    layers = dict.fromkeys(request.names, tasks)
+    graph = HighLevelGraph(layers, {name: set() for name in layers})
+    return replace(request, graph=graph)

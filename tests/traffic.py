@@ -17,6 +17,7 @@ from dask.base import collections_to_expr
 from dask.callbacks import Callback
 from dask.sizeof import sizeof
 
+from dasktile.lower.bundle_tasks import run_bundle
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import token
 
@@ -120,7 +121,9 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
 
 
 def _fused_keys(task: Any) -> list[Any]:
-    """Keys of the tasks that Dask fused into one, inputs first."""
+    """Keys of the tasks that Dask fused into one, inputs first, or of the only one in a bundle."""
+    if getattr(task, "func", None) is run_bundle:
+        return [part.key for part in task.args[0]] if len(task.args[0]) == 1 else []
     parts = [part for part in getattr(task, "args", ()) if isinstance(part, dict)]
     if getattr(getattr(task, "func", None), "__name__", "") != "_execute_subgraph" or not parts:
         return []

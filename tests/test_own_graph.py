@@ -1,0 +1,91 @@
+"""Where Dask's own graph is kept, its tasks run where a simulation of Dask's scheduler runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from benchmarks.corpus.xarray_asv import reindex_fine, reindex_plane
+from dasktile import in_memory
+from dasktile.cheapest import NO_GAIN
+from tests.support import plan_for_workers
+from tests.traffic import traffic
+
+#: Bytes of Python's objects.
+HEADERS = 1000
+
+
+@pytest.fixture(autouse=True)
+def four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for workers of a cluster, on which tasks run where they are planned."""
+    plan_for_workers(monkeypatch)
+
+
+def noise(shape: Any, chunks: Any) -> da.Array:
+    return da.random.default_rng(0).random(shape, chunks=chunks)
+
+
+def permuted() -> da.Array:
+    """Rows in another order: every block is cut for all others."""
+    rows = np.random.default_rng(0).permutation(200)
+    return noise((200, 50, 50), (25, 50, 50))[rows]
+
+
+@pytest.mark.parametrize("array", [permuted(), reindex_plane(0.1)[0]["temperature"].data])
+def test_received_bytes_are_those_predicted(array: da.Array) -> None:
+    told = dasktile.explain(array, keep_chunks=True)
+    assert told.changed and told.keeps_all_chunks
+    assert NO_GAIN in {row.reason for row in told.nodes}
+    assert told.bytes_predicted == told.received_after <= told.received_before
+    assert told.run_tasks_after <= told.run_tasks_before
+    planned = dasktile.optimize(array, keep_chunks=True)
+    assert planned.chunks == array.chunks
+    received, lost = traffic([planned], 4)
+    assert abs(received.total() - told.received_after) <= HEADERS and not lost
+    np.testing.assert_array_equal(planned.compute(), array.compute())
+
+
+def test_several_results_of_one_graph() -> None:
+    [half] = reindex_fine(0.1)
+    planned = dasktile.optimize(half)
+    assert planned.chunks == half.chunks
+    assert planned.equals(half)
+    first, second = permuted(), permuted() + 1
+    for new, array in zip(dasktile.optimize(first, second), (first, second), strict=True):
+        np.testing.assert_array_equal(new.compute(), array.compute())
+
+
+def test_the_hook_keeps_names() -> None:
+    array = permuted()
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        [hooked] = dask.optimize(array)
+        received, lost = traffic([array], 4)
+    assert hooked.name == array.name
+    told = dasktile.explain(array, by_hook=True)
+    assert abs(received.total() - told.bytes_predicted) <= HEADERS and not lost
+    np.testing.assert_array_equal(hooked.compute(), array.compute())
+
+
+def test_a_plan_is_known_as_one() -> None:
+    told = dasktile.explain(dasktile.optimize(permuted()))
+    assert told.planned and not told.changed
+
+
+def test_tasks_that_read_nothing_need_no_workers() -> None:
+    x = noise((4000, 4000), 500)
+    assert dasktile.optimize(x) is x
+
+
+def test_graphs_that_are_not_fused_stay_as_they_are() -> None:
+    with dask.config.set({"optimization.fuse.active": False}):
+        np.testing.assert_array_equal(dasktile.optimize(permuted()).compute(), permuted().compute())
+
+
+def test_reasons_are_sentences() -> None:
+    for reason in (NO_GAIN, in_memory.THERE, in_memory.THERE_UNKNOWN):
+        assert reason[0].isupper() and not reason.endswith(".")

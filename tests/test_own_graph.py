@@ -1,4 +1,4 @@
-"""Where Dask's own graph is kept, its tasks run where a simulation of Dask's scheduler runs them."""
+"""Where Dask's own graph is kept, its tasks run where a simulation of the scheduler runs them."""
 
 from __future__ import annotations
 

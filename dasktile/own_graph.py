@@ -18,7 +18,6 @@ from dasktile.capture.base import Captured
 from dasktile.cluster.located import shapes_there
 from dasktile.inner_tasks import MOST_TASKS, as_simulated
 from dasktile.ir import Kind
-from dasktile.lower.names import placements_in
 from dasktile.planning import Candidate, candidate, capture, plan_request
 from dasktile.predicted import InputRun, received_at_places, with_own_prediction
 from dasktile.prediction import Prediction
@@ -70,8 +69,8 @@ def with_workers(
         return own
     placed = with_own_prediction(fused, placed, stock.work)
     after = placed.after
-    if placed.lowered is None or not any(placements_in(placed.lowered.graph.layers)):
-        return own  # names of results that are kept, of tasks that are in no bundle, say no worker
+    if placed.lowered is None or placed.lowered.bundled.memory is None:
+        return own  # all tasks run where their inputs are
     if after is None or not after.is_sound or not _is_no_worse(placed, after, before):
         return own
     planned = plan_request(request, captured, settings, own.planned, keep=verdict)

@@ -390,7 +390,6 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "cluster.located",
             "inner_tasks",
             "ir",
-            "lower.names",
             "planning",
             "predicted",
             "prediction",

@@ -97,7 +97,7 @@ def is_planned(request: Request) -> bool:
     return all(map(is_written, request.names)) and has_plan(request)
 
 
-def has_plan(request: Request) -> bool:
+def has_plan(request: Request, known: int | None = None) -> bool:
     """Whether the graph has layers of plans, and all of these are for as many workers.
 
     How many of the workers these use may differ.
@@ -106,10 +106,15 @@ def has_plan(request: Request) -> bool:
     ----------
     request
         The arrays and their graph.
+    known
+        The number of workers for which the graph is known to be planned; None where only names of
+        layers tell.  Those of Dask's own graph may not.
     """
     if request.method != "auto" or request.machine.limit_given:
         return False
     planned_for = {placement.workers for placement in placements_in(request.graph.layers)}
+    if not planned_for and known is not None:
+        planned_for = {known}
     return planned_for == {request.machine.workers}
 
 

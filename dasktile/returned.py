@@ -258,4 +258,4 @@ def returned_plan(request: Request) -> ReturnedPlan | None:
         return None
     machine = request.machine
     is_same = plan.machine.placed == machine.placed and plan.bundle == most_bundled(machine)
-    return plan if is_same and choice.has_plan(request) else None
+    return plan if is_same and choice.has_plan(request, plan.machine.workers) else None

@@ -418,6 +418,9 @@ class GraphTasks:
         inside = {layer_of_part(head_of(key)) for task in self.tasks for key in keys_in(task)}
         planned = predicted_bytes({head_of(key) for key in self.keys} | inside)
         received = self.received
+        if self.limits.inner:
+            # no layer of Dask's own graph predicts what is received of data
+            received += self.received_data or 0
         return received - planned if received > self.settings.unplanned * planned else 0
 
     @cached_property

@@ -271,7 +271,8 @@ def _run(plan: PlanReport) -> list[str]:
         line += f", workers {_instead('receive about', first, last, '', roughly='roughly ')}"
         if format_bytes(first) != format_bytes(last):
             line += " where Dask's scheduler places its own graph"
-        if last > _MORE_RECEIVED * max(plan.bytes_counted, LARGE):
+        has_tiles = not plan.keeps_all_chunks
+        if has_tiles and last > _MORE_RECEIVED * max(plan.bytes_counted, LARGE):
             line += (
                 "; that is more than the model counts, as parts of an array that a worker"
                 " reads in tiles of two shapes are sent for each of them"

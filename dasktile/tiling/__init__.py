@@ -1,6 +1,6 @@
 """Program to tiled program: how every array is cut, and what that moves."""
 
-from dasktile.tiling.crop import crop, is_all_needed, needed_ranges, uncropped
+from dasktile.tiling.crop import crop, is_all_needed, needed_ranges
 from dasktile.tiling.growth import FEW_TASKS, TooManyTasksError, least_tasks, most_tasks
 from dasktile.tiling.methods import methods
 from dasktile.tiling.methods.exhaustive import TooManyTilingsError
@@ -12,6 +12,7 @@ from dasktile.tiling.needed import (
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.planner import MemoryLimitError, tile
 from dasktile.tiling.settings import Settings
+from dasktile.tiling.uncrop import uncropped
 
 __all__ = [
     "FEW_TASKS",

@@ -102,9 +102,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "defaults": (set(), {"dask", "yaml"}),
     "config": ({"defaults", "errors", "tiling.calibration", "tiling.settings"}, {"dask"}),
     "cluster.settings": (set(), set()),
+    "cluster.asked": ({"_compat.distributed", "ir"}, set()),
     "cluster.target": (
         {
             "_compat.distributed",
+            "cluster.asked",
             "cluster.settings",
             "config",
             "ir",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -23,6 +23,13 @@ from dask.utils import parse_bytes
 
 from dasktile import config
 from dasktile._compat.distributed import scheduling
+from dasktile.cluster.asked import (
+    average_seconds,
+    expected_workers,
+    held_results,
+    held_shapes,
+    unplaced_keys,
+)
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.ir import ArrayType, workers_of_positions
 from dasktile.tiling.calibration import Calibration
@@ -275,12 +282,12 @@ def _client_machine(client: Any) -> Machine | None:
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
-        return _with_expected(found, blocks, lambda keys: ask(_expected, {}, keys=keys))
+        return _with_expected(found, blocks, lambda keys: ask(expected_workers, {}, keys=keys))
 
     def shapes(keys: Mapping[str, Sequence[Any]]) -> Mapping[Any, ArrayType]:
         async def ask_workers() -> list[Mapping[str, Mapping[Any, ArrayType]]]:
             return await asyncio.gather(*(
-                client.run(_shapes, each, workers=[address], on_error="ignore")
+                client.run(held_shapes, each, workers=[address], on_error="ignore")
                 for address, each in keys.items()
             ))  # fmt: skip
 
@@ -299,7 +306,7 @@ def _client_machine(client: Any) -> Machine | None:
     def unplaced(keys: Sequence[Any]) -> list[Any]:
         # the scheduler may not have their graph yet
         pending = [key for key in keys if _is_pending(client.futures.get(key))]
-        left: list[Any] = ask(_unplaced, [], keys=keys, pending=pending)
+        left: list[Any] = ask(unplaced_keys, [], keys=keys, pending=pending)
         return left
 
     deadline = monotonic() + config.setting("wait")
@@ -320,8 +327,8 @@ def _client_machine(client: Any) -> Machine | None:
     cluster = replace(
         cluster,
         who_has=who_has,
-        durations=lambda: ask(_averages, {}),
-        data=lambda keys: ask(_in_memory, {}, keys=keys),
+        durations=lambda: ask(average_seconds, {}),
+        data=lambda keys: ask(held_results, {}, keys=keys),
         shapes=shapes,
         unfinished=unfinished,
     )
@@ -341,34 +348,9 @@ def _with_expected(
     return {**found, **{key: [address] for key, address in expected.items()}}
 
 
-def _expected(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, str]:
-    """The workers on which tasks run, or will run by a plan; runs on the scheduler."""
-    found = {}
-    for key in keys:
-        ts = dask_scheduler.tasks.get(key)
-        if ts is None or ts.who_has:
-            continue
-        if ts.processing_on is not None:
-            found[key] = ts.processing_on.address
-        elif ts.worker_restrictions is not None and len(ts.worker_restrictions) == 1:
-            (found[key],) = ts.worker_restrictions
-    return found
-
-
 def _is_pending(state: Any) -> bool:
     """Whether a client awaits a result, given what it knows of it; None if that is nothing."""
     return state is not None and state.status == "pending"
-
-
-def _unplaced(dask_scheduler: Any, keys: Sequence[Any], pending: Collection[Any] = ()) -> list[Any]:
-    """Keys of tasks that will run on unknown workers; runs on the scheduler.
-
-    So will those of a graph that it has not received yet, whose results a client awaits.
-    """
-    late = {key for key in pending if key not in dask_scheduler.tasks}
-    left = [key for key in keys if key in late or scheduling.is_computing(dask_scheduler, key)]
-    expected = _expected(dask_scheduler, left)
-    return [key for key in left if key not in expected]
 
 
 def _is_task() -> bool:
@@ -378,43 +360,6 @@ def _is_task() -> bool:
     except ValueError:
         return False
     return True
-
-
-def _averages(dask_scheduler: Any) -> dict[str, float]:
-    """Average seconds of tasks by the prefix of their keys; runs on the scheduler."""
-    return {
-        str(name): float(prefix.duration_average)
-        for name, prefix in dask_scheduler.task_prefixes.items()
-        if prefix.duration_average > 0
-    }
-
-
-def _in_memory(dask_scheduler: Any, keys: Sequence[Any]) -> dict[Any, tuple[int, list[str]]]:
-    """Bytes and workers of results in memory by key; runs on the scheduler."""
-    found = {}
-    for key in keys:
-        ts = dask_scheduler.tasks.get(key)
-        workers = tuple(ts.who_has or ()) if ts is not None else ()
-        if workers:
-            found[key] = max(0, ts.nbytes), sorted(ws.address for ws in workers)
-    return found
-
-
-def _shapes(keys: Sequence[Any], dask_worker: Any) -> dict[Any, ArrayType]:
-    """Shapes and types of arrays in memory by key; runs on a worker.
-
-    Data that was spilled is not read.
-    """
-    values = getattr(dask_worker.data, "fast", dask_worker.data)
-    # a look-up in distributed's own would change the order in which it spills
-    values = getattr(values, "d", values)
-    found = {key: values.get(key) for key in keys}
-    # of NumPy or CuPy, no subclass of theirs
-    return {
-        key: (value.shape, value.dtype)
-        for key, value in found.items()
-        if type(value).__name__ == "ndarray" and not value.dtype.hasobject
-    }
 
 
 def _metadata(client: Any) -> Mapping[str, Any]:
@@ -452,7 +397,7 @@ def _own_scheduler() -> Machine | None:
     metadata = running[0].task_metadata.get("dasktile", {})
     tasks = running[0].tasks
 
-    expected = partial(_expected, running[0])
+    expected = partial(expected_workers, running[0])
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
         holders = {key: tasks[key].who_has for key in blocks if key in tasks}
@@ -462,8 +407,8 @@ def _own_scheduler() -> Machine | None:
         return _with_expected(found, blocks, expected)
 
     # nothing is awaited on the scheduler, which makes the plans of all clients
-    unfinished = partial(_unplaced, running[0])
-    data = partial(_in_memory, running[0])
+    unfinished = partial(unplaced_keys, running[0])
+    data = partial(held_results, running[0])
     cluster = replace(cluster, who_has=who_has, data=data, unfinished=unfinished)
     return _with_metadata(cluster, metadata)
 

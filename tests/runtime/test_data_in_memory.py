@@ -30,6 +30,7 @@ from benchmarks.predicted import (
     measure_stock,
 )
 from dasktile.cluster import target
+from dasktile.cluster.asked import held_shapes
 
 #: Bytes of positions, of counts, and of Python's objects.
 SMALL = 300_000
@@ -347,7 +348,7 @@ def test_shapes_of_spilled_arrays_are_not_read() -> None:
     data = zict.Buffer({}, Disk(slow=np.ones(9)), n=10)
     for number in range(3):
         data[f"fast {number}"] = np.ones(number)
-    found = target._shapes(["slow", "fast 0", "fast 2"], SimpleNamespace(data=data))
+    found = held_shapes(["slow", "fast 0", "fast 2"], SimpleNamespace(data=data))
     assert found == {f"fast {size}": ((size,), np.dtype(float)) for size in (0, 2)}
     assert list(data.fast.order) == ["fast 0", "fast 1", "fast 2"]
 

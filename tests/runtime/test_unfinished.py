@@ -23,7 +23,7 @@ import dasktile
 from benchmarks.predicted import cluster
 from dasktile import in_memory
 from dasktile.cluster import target
-from dasktile.cluster.target import _expected
+from dasktile.cluster.asked import expected_workers
 from dasktile.report.formatting import format_bytes
 
 LIMIT = 60
@@ -159,7 +159,7 @@ def test_tasks_that_have_a_worker_are_where_that_is() -> None:
         "there": task(has=("c",)),
     }
     scheduler = SimpleNamespace(tasks=tasks)
-    assert _expected(scheduler, [*tasks, "unknown"]) == {"runs": "a", "placed": "b"}
+    assert expected_workers(scheduler, [*tasks, "unknown"]) == {"runs": "a", "placed": "b"}
 
 
 def test_errors_of_blocks_are_not_awaited(client: Client) -> None:

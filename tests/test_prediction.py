@@ -354,6 +354,13 @@ def test_sizes_of_decompositions_are_known(function: Any) -> None:
     assert told.received_before == pytest.approx(run.moved, rel=0.2)
 
 
+def test_sizes_of_sums_of_delayed_blocks_are_known() -> None:
+    x = da.random.default_rng(0).random((4000, 200), chunks=(100, 200))
+    total = sum((2 * x).to_delayed().flatten())
+    told = dasktile.explain(da.from_delayed(total, (100, 200), float) / 2)
+    assert told.received_before is not None and not told.unpredicted
+
+
 @pytest.mark.parametrize("lower", [False, True])
 def test_sizes_within_a_cholesky_decomposition_are_known(lower: bool) -> None:
     x = noise((800, 800), (200, 200))

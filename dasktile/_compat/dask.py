@@ -259,6 +259,7 @@ identity_cast: Any = _lookup(
 argument_of_delayed: Any = _lookup(
     "dask._expr", "ProhibitReuse._identity", "explain gives less precise reasons"
 )
+delayed_swap: Any = _lookup("dask.delayed", "_swap", "sums of delayed results have unknown sizes")
 blockwise_token: Callable[[int], str] = _lookup(
     "dask.blockwise",
     "blockwise_token",

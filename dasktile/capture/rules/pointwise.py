@@ -24,6 +24,7 @@ from dasktile._compat.dask import (
     apply_and_enforce,
     asarray_isnull,
     chunk_astype,
+    delayed_swap,
     enforce_dtype,
     execute_subgraph,
     fftfreq_block,
@@ -114,6 +115,10 @@ def is_pointwise(
             # the wrapper of map_blocks(..., enforce_ndim=True)
             kwargs.pop("expected_ndim", None)
             function = kwargs.pop("_func")
+        elif isinstance(function, functools.partial) and function.func is delayed_swap:
+            # an operator of delayed results, called with its operands in the other order
+            function, *others = function.args
+            arguments += len(others)
         elif isinstance(function, functools.partial):
             if not all(is_scalar(value) for value in function.args):
                 return False

@@ -152,7 +152,7 @@ def chosen_plan(request: Request, read: Structured | None = None) -> Candidate |
     if chosen is None:
         chosen = _chosen(request, captured)
         # the homes of a program that was divided are no part of what is remembered
-        if asked is not None and not (chosen.planned.captured.divided or chosen.is_own):
+        if asked is not None and not chosen.planned.captured.divided:
             or_none(partial(decisions.remember, asked, chosen))
     return chosen
 

@@ -25,10 +25,13 @@ from dasktile.capture.literals import Names
 from dasktile.capture.references import flat
 from dasktile.capture.rules.sources import InMemory
 from dasktile.capture.structure import Structured, structured
+from dasktile.cluster.located import blocks_there
 from dasktile.ir import Program
 from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.needs import Needs
+from dasktile.own_graph import graph_again
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
+from dasktile.predicted import InputRun
 from dasktile.prediction import Prediction
 from dasktile.recent import recently_used
 from dasktile.request import Request
@@ -83,6 +86,8 @@ class _Decision:
         How tasks are bundled and ordered.
     before, after
         The predictions.
+    is_own
+        As in `Candidate`.
     """
 
     plan: TilingPlan
@@ -92,6 +97,7 @@ class _Decision:
     form: BundleForm
     before: Prediction | None
     after: Prediction | None
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +258,20 @@ def recall(given: Asked) -> Candidate | None:
         decision.needs.named(heads),
         pinned,
     )
+    if decision.is_own:
+        return _own_graph(request, planned, decision)
     lowered = lower_plan(request, planned, decision.form) if decision.is_lowered else None
     return Candidate(planned, lowered, decision.before, decision.after)
+
+
+def _own_graph(request: Request, planned: PlannedRequest, decision: _Decision) -> Candidate | None:
+    """The input's own graph with workers, if its tasks are known as before."""
+    captured = planned.captured
+    stock = InputRun(request, Candidate(planned), blocks_there(captured))
+    lowered = graph_again(request, captured, stock, decision.form)
+    if lowered is None:
+        return None
+    return Candidate(planned, lowered, decision.before, decision.after, is_own=True)
 
 
 def remember(given: Asked, chosen: Candidate) -> None:
@@ -275,5 +293,6 @@ def remember(given: Asked, chosen: Candidate) -> None:
         USUAL if lowered is None else lowered.bundled.form,
         chosen.before,
         chosen.after,
+        chosen.is_own,
     )
     _store[given.key] = decision

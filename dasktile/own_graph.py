@@ -18,7 +18,9 @@ from dasktile.capture.base import Captured
 from dasktile.cluster.located import shapes_there
 from dasktile.inner_tasks import MOST_TASKS, as_simulated
 from dasktile.ir import Kind
-from dasktile.planning import Candidate, candidate, capture, plan_request
+from dasktile.lower.bundle import BundleForm
+from dasktile.lower.writer import Lowered
+from dasktile.planning import Candidate, candidate, capture, lower_plan, plan_request
 from dasktile.predicted import InputRun, received_at_places, with_own_prediction
 from dasktile.prediction import Prediction
 from dasktile.request import Request
@@ -26,6 +28,9 @@ from dasktile.request import Request
 #: Seconds over those of the simulated run of Dask's own graph up to which its tasks get workers
 #: (chosen: in ten runs of some graphs, Dask's workers received twice the bytes of that run).
 HARDLY_SLOWER = 1.1
+
+#: Why arrays keep their chunks in the plan of that graph, which nobody sees.
+_OWN = "the graph is Dask's own"
 
 
 def with_workers(
@@ -54,29 +59,51 @@ def with_workers(
     if not stock.has_choice:
         return own
     fused = _fused(request)
-    blocks = capture(fused, {})
-    nodes = blocks.program.nodes
-    if any(node.kind is not Kind.OPAQUE or node.edges for node in nodes):
+    divided = _divided(fused, captured, stock)
+    if divided is None:
         return own
-    verdict = own.planned.plan.verdict
-    settings = request.machine.settings()
-    divided = as_simulated(blocks, range(len(nodes)), stock.ran, stock.roots)
-    near = {**divided.near, **stock.there}
-    shapes = {**divided.shapes, **shapes_there(captured)}
-    divided = replace(divided, near=near, shapes=shapes, inner=stock.sizes)
-    placed = candidate(fused, divided, settings, keep=verdict)
-    if placed is None or placed.planned.plan.tiled is None:
-        return own
-    placed = with_own_prediction(fused, placed, stock.work)
+    placed = with_own_prediction(fused, divided, stock.work)
     after = placed.after
     if placed.lowered is None or placed.lowered.bundled.memory is None:
         return own  # all tasks run where their inputs are
     if after is None or not after.is_sound or not _is_no_worse(placed, after, before):
         return own
-    planned = plan_request(request, captured, settings, own.planned, keep=verdict)
+    settings, reason = request.machine.settings(), own.planned.plan.verdict
+    planned = plan_request(request, captured, settings, own.planned, keep=reason)
     if planned.plan.tiled is None:
         return own
     return replace(placed, planned=planned, before=before, is_own=True)
+
+
+def graph_again(
+    request: Request, captured: Captured, stock: InputRun, form: BundleForm
+) -> Lowered | None:
+    """The graph of `with_workers`, where that has found it to be no worse for other keys.
+
+    Parameters
+    ----------
+    request, captured, stock
+        As for `with_workers`.
+    form
+        How its tasks are bundled and ordered.
+    """
+    fused = _fused(request)
+    divided = _divided(fused, captured, stock)
+    return None if divided is None else lower_plan(fused, divided.planned, form)
+
+
+def _divided(fused: Request, captured: Captured, stock: InputRun) -> Candidate | None:
+    """A plan of the graph as Dask fuses it, on the workers of a simulated run, if there is one."""
+    blocks = capture(fused, {})
+    nodes = blocks.program.nodes
+    if any(node.kind is not Kind.OPAQUE or node.edges for node in nodes):
+        return None
+    divided = as_simulated(blocks, range(len(nodes)), stock.ran, stock.roots)
+    near = {**divided.near, **stock.there}
+    shapes = {**divided.shapes, **shapes_there(captured)}
+    divided = replace(divided, near=near, shapes=shapes, inner=stock.sizes)
+    placed = candidate(fused, divided, fused.machine.settings(), keep=_OWN)
+    return None if placed is None or placed.planned.plan.tiled is None else placed
 
 
 def _is_no_worse(placed: Candidate, run: Prediction, own: Prediction) -> bool:

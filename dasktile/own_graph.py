@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import dask.config
 from dask.array.optimization import optimize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -56,7 +57,7 @@ def with_workers(
     before = stock.prediction
     if before is None or not before.is_sound or before.spilled or before.tasks > MOST_TASKS:
         return own
-    if not stock.has_choice:
+    if not stock.has_choice or _is_fused_otherwise(request.graph):
         return own
     fused = _fused(request)
     divided = _divided(fused, captured, stock)
@@ -116,6 +117,12 @@ def _is_no_worse(placed: Candidate, run: Prediction, own: Prediction) -> bool:
     received = received_at_places(placed)
     is_known = received is not None and received <= own.moved
     return is_known and run.tasks <= own.tasks and not run.spilled
+
+
+def _is_fused_otherwise(graph: HighLevelGraph) -> bool:
+    """Whether Dask fuses no chains of tasks, or only such with the same annotations."""
+    is_off = dask.config.get("optimization.fuse.active", None) is False
+    return is_off or any(layer.annotations for layer in graph.layers.values())
 
 
 def _fused(request: Request) -> Request:

@@ -82,8 +82,13 @@ def test_tasks_that_read_nothing_need_no_workers() -> None:
 
 
 def test_graphs_that_are_not_fused_stay_as_they_are() -> None:
+    array = permuted()
     with dask.config.set({"optimization.fuse.active": False}):
-        np.testing.assert_array_equal(dasktile.optimize(permuted()).compute(), permuted().compute())
+        assert dasktile.optimize(array) is array
+    with dask.annotate(retries=3):
+        array = permuted()
+    layers = dasktile.optimize(array).dask.layers.values()
+    assert {"retries": 3} in [layer.annotations for layer in layers]
 
 
 def test_reasons_are_sentences() -> None:

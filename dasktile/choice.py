@@ -68,6 +68,9 @@ MORE_BYTES = 2**18
 #: each); of more, those before fusion are counted.
 MOST_FUSED = 20_000
 
+#: Share of the tasks of a plan that has no workers, above which it is no plan (chosen).
+MOST_WITHOUT = 0.5
+
 #: Tasks of a plan over those of the input, before Dask fuses them, up to which they are surely
 #: fewer after that, too (chosen).
 SURELY_FEWER = 0.5
@@ -171,6 +174,7 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     if _compares(request) and not any(node.homes for node in captured.program.nodes):
         stock = InputRun(request, usual)
         usual = _unless_error(partial(cheapest, request, captured, tables, stock=stock), usual)
+        usual = _unless_error(_unless_without_workers, usual)
         if usual.planned.plan.tiled is None:
             usual = _unless_error(partial(with_workers, request, captured, stock=stock), usual)
     else:
@@ -215,6 +219,20 @@ def _with_whole_axes(
         return None
     # it may have become that of another program since
     return (whole, tables, plan) if plan is not None and is_worth_writing(plan) else None
+
+
+def _unless_without_workers(plan: Candidate) -> Candidate:
+    """A plan, or the input if Dask's scheduler would choose the workers of most tasks of the plan.
+
+    So it is where the model knows no operations, and none of the workers that it divides the blocks
+    among has most of what their tasks read.
+    """
+    inner = any(node.has_inner_tasks for node in plan.planned.captured.program.nodes)
+    if not inner or plan.lowered is None or plan.planned.plan.tiled is None:
+        return plan
+    tasks, _ = plan.lowered.tasks(by_place=True)
+    run = [home for number, home in enumerate(tasks.homes) if number not in tasks.data]
+    return unchanged(plan, NO_GAIN) if run.count(None) > MOST_WITHOUT * len(run) else plan
 
 
 def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:

@@ -16,6 +16,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import ensure_dict
 
 from dasktile.capture.base import Captured
+from dasktile.capture.called import calls_known_functions
 from dasktile.cluster.located import shapes_there
 from dasktile.inner_tasks import MOST_TASKS, as_simulated
 from dasktile.ir import Kind
@@ -23,7 +24,7 @@ from dasktile.lower.bundle import BundleForm
 from dasktile.lower.writer import Lowered
 from dasktile.planning import Candidate, candidate, capture, lower_plan, plan_request
 from dasktile.predicted import InputRun, received_at_places, with_own_prediction
-from dasktile.prediction import Prediction
+from dasktile.prediction import MOST_UNEVEN, Prediction
 from dasktile.request import Request
 
 #: Seconds over those of the simulated run of Dask's own graph up to which its tasks get workers
@@ -60,6 +61,9 @@ def with_workers(
     if not stock.has_choice or _is_fused_otherwise(request.graph):
         return own
     fused = _fused(request)
+    tasks = fused.graph.layers[request.names[0]].values()
+    if not calls_known_functions(tasks):
+        return own  # functions of the user take unknown time, and run where a thread is free
     divided = _divided(fused, captured, stock)
     if divided is None:
         return own
@@ -112,6 +116,8 @@ def _is_no_worse(placed: Candidate, run: Prediction, own: Prediction) -> bool:
 
     Only the run of the input has blocks in memory where they are from the beginning.
     """
+    if run.uneven > (max(MOST_UNEVEN, own.uneven) if own.from_memory else MOST_UNEVEN):
+        return False
     if not own.from_memory:
         return replace(run, seconds=run.seconds / HARDLY_SLOWER).dominates(own)
     received = received_at_places(placed)

@@ -13,11 +13,12 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import disable_gc
 
 from dasktile import choice, config
+from dasktile.capture.references import head_of
 from dasktile.cluster.located import blocks_there
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, without_joins
 from dasktile.ir import Program
-from dasktile.lower.names import placements_in
+from dasktile.lower.names import is_of_bundles, placements_in, predicted_bytes
 from dasktile.needs import wanted_blocks
 from dasktile.planning import Candidate
 from dasktile.predicted import (
@@ -38,7 +39,6 @@ from dasktile.run_seconds import (
     measured_seconds,
     tasks_of_plan,
 )
-from dasktile.schedule.placement import placements_of
 
 #: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
 #: and because it is not.
@@ -245,7 +245,10 @@ def _dims_of(
 
 def _received(graph: HighLevelGraph) -> int:
     """Bytes that the plans of a graph predict, by the names of its layers."""
-    return sum(placement.predicted for placement in placements_of(graph.layers))
+    heads = {
+        head_of(key) for name, layer in graph.layers.items() if is_of_bundles(name) for key in layer
+    }
+    return predicted_bytes(heads.union(graph.layers))
 
 
 def _explained_again(
@@ -272,7 +275,15 @@ def _explained_again(
         variables=_variables_of(returned.plan.program, returned.names, request.variables),
         dims=_dims_of(returned.plan.program, returned.names, request.groups),
     )
-    return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
+    # with those of earlier plans in the graph
+    more = max(0, _received(request.graph) - explanation.bytes_counted)
+    return replace(
+        explanation,
+        changed=False,
+        verdict=choice.AGAIN,
+        planned=True,
+        bytes_unplanned=explanation.bytes_unplanned + more,
+    )
 
 
 def explained_graph(

@@ -116,10 +116,10 @@ def _is_no_worse(placed: Candidate, run: Prediction, own: Prediction) -> bool:
 
     Only the run of the input has blocks in memory where they are from the beginning.
     """
-    if run.uneven > (max(MOST_UNEVEN, own.uneven) if own.from_memory else MOST_UNEVEN):
-        return False
     if not own.from_memory:
-        return replace(run, seconds=run.seconds / HARDLY_SLOWER).dominates(own)
+        # Dask would give tasks to idle workers
+        is_even = own.uneven <= MOST_UNEVEN
+        return is_even and replace(run, seconds=run.seconds / HARDLY_SLOWER).dominates(own)
     received = received_at_places(placed)
     is_known = received is not None and received <= own.moved
     return is_known and run.tasks <= own.tasks and not run.spilled

@@ -17,6 +17,7 @@ from dasktile.ir import Chunks, Ranges, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.lower.count import count_tasks
+from dasktile.lower.result_homes import with_homes_of_results
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
 from dasktile.needs import Needs, counts_unneeded, needed_program, needs_of, not_computed
@@ -245,7 +246,10 @@ def with_bound_of(chosen: Candidate, searched: Candidate) -> Candidate:
 
 def capture(request: Request, pinned: Mapping[str, str]) -> Captured:
     """The captured program with the homes of its blocks."""
-    return located(captured_program(request, pinned), request.machine)
+    captured, machine = captured_program(request, pinned), request.machine
+    if machine.placed:
+        captured = with_homes_of_results(captured, machine.workers)
+    return located(captured, machine)
 
 
 def captured_program(request: Request, pinned: Mapping[str, str] | None = None) -> Captured:

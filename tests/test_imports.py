@@ -61,6 +61,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "lower",
             "schedule.edges",
             "schedule.families",
+            "schedule.homes",
             "schedule.joining",
             "schedule.placed_tasks",
             "schedule.placement",
@@ -391,6 +392,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "own_graph": (
         {
+            "capture.called",
             "capture.base",
             "cluster.located",
             "inner_tasks",
@@ -511,6 +513,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "explaining": (
         {
+            "capture.references",
             "lower.names",
             "_compat.dask",
             "choice",

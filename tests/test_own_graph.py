@@ -76,6 +76,37 @@ def test_a_plan_is_known_as_one() -> None:
     assert told.planned and not told.changed
 
 
+def test_results_are_where_their_tasks_say() -> None:
+    result = dasktile.optimize(permuted(), keep_chunks=True)
+    first = dasktile.explain(result)
+    for function in (lambda x: x + 1, lambda x: x.sum(axis=(1, 2))):
+        again = dasktile.optimize(function(result), keep_chunks=True)
+        received, lost = traffic([again], 4)
+        # no block of the result moves
+        assert received.total() <= first.bytes_predicted + HEADERS and not lost
+        assert dasktile.explain(again).bytes_predicted == first.bytes_predicted
+        np.testing.assert_array_equal(again.compute(), function(permuted()).compute())
+
+
+def double(block: np.ndarray) -> np.ndarray:
+    return 2 * np.sort(block)
+
+
+@pytest.mark.parametrize("function", [double, np.vectorize(abs, otypes=[float])])
+def test_functions_of_the_user_run_where_a_thread_is_free(function: Any) -> None:
+    array = permuted().map_blocks(function, dtype=float)
+    assert not any(NO_GAIN in row.reason for row in dasktile.explain(array).nodes)
+    np.testing.assert_array_equal(dasktile.optimize(array).compute(), array.compute())
+
+
+def test_few_workers_do_not_get_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch, 16)
+    rows = np.random.default_rng(1).integers(0, 400, 1600)
+    array = noise((400, 60, 50), (100, 60, 50))[rows]
+    told = dasktile.explain(array, keep_chunks=True)
+    assert not any(NO_GAIN in row.reason for row in told.nodes) or not told.changed
+
+
 def test_tasks_that_read_nothing_need_no_workers() -> None:
     x = noise((4000, 4000), 500)
     assert dasktile.optimize(x) is x

@@ -185,7 +185,9 @@ class Captured:
     @property
     def is_in_memory(self) -> bool:
         """Whether workers have blocks of its arrays, or data that they are made of, in memory."""
-        is_there = bool(self.near) or any(node.homes for node in self.program.nodes)
+        is_there = bool(self.near) or any(
+            node.homes and node.resident for node in self.program.nodes
+        )
         return is_there and not self.divided
 
 

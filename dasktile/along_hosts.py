@@ -41,7 +41,7 @@ def along_hosts(request: Request, plan: Candidate) -> Candidate:
     """
     machine, tiled = request.machine, plan.planned.plan.tiled
     workers = len(machine.order)
-    if tiled is None or not 1 < len(set(machine.hosts)) < workers:
+    if tiled is None or plan.is_own or not 1 < len(set(machine.hosts)) < workers:
         return plan
     positions, captured = math.prod(tiled.mesh), plan.planned.captured
     in_memory = captured.near or any(node.homes is not None for node in tiled.program.nodes)

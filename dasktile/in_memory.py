@@ -1,4 +1,4 @@
-"""Plans of arrays whose blocks are in the memory of workers: these move no more than Dask's graph.
+"""Plans of arrays whose blocks are in the memory of workers, compared with Dask's own graph.
 
 Positions of the mesh are those that the blocks have.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 
 from dasktile.capture.base import Captured
 from dasktile.capture.rules.views import has_p2p_rechunks
 from dasktile.cluster.located import blocks_there
+from dasktile.guard import or_none
 from dasktile.ir import Follow, Kind, Program
 from dasktile.own_graph import with_workers
 from dasktile.planning import (
@@ -137,7 +139,8 @@ def unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> 
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
     kept = unchanged(plan, verdict)
     kept = replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
-    return with_workers(request, captured, kept, InputRun(request, plan, there))
+    stock = InputRun(request, plan, there)
+    return or_none(partial(with_workers, request, captured, kept, stock)) or kept
 
 
 def bytes_there(program: Program) -> int:

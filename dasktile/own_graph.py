@@ -1,8 +1,9 @@
-"""Dask's own graph, with a worker for each of its tasks.
+"""Dask's own graph, with workers for its tasks.
 
 Where that graph is predicted to cost less than any plan, its tasks are kept as they are.  Dask's
 scheduler gives them workers by what these do at the time, so that what they receive differs from
-run to run.  Here every task gets the worker that a simulation of that scheduler gives it.
+run to run.  Here they get the workers that a simulation of that scheduler gives them; those that
+read nothing run where they are read.
 """
 
 from __future__ import annotations
@@ -22,8 +23,20 @@ from dasktile.inner_tasks import MOST_TASKS, as_simulated
 from dasktile.ir import Kind
 from dasktile.lower.bundle import BundleForm
 from dasktile.lower.writer import Lowered
-from dasktile.planning import Candidate, candidate, capture, lower_plan, plan_request
-from dasktile.predicted import InputRun, received_at_places, with_own_prediction
+from dasktile.planning import (
+    Candidate,
+    candidate,
+    captured_program,
+    is_shuffle,
+    lower_plan,
+    plan_request,
+)
+from dasktile.predicted import (
+    InputRun,
+    is_predictable,
+    received_at_places,
+    with_own_prediction,
+)
 from dasktile.prediction import MOST_UNEVEN, Prediction
 from dasktile.request import Request
 
@@ -55,29 +68,31 @@ def with_workers(
     -------
     The graph with workers, as a plan in which all arrays keep their chunks; else `own`.
     """
-    before = stock.prediction
-    if before is None or not before.is_sound or before.spilled or before.tasks > MOST_TASKS:
+    if not _may_have_workers(request, stock):
         return own
-    if not stock.has_choice or _is_fused_otherwise(request.graph):
+    before = stock.prediction
+    if before is None or not before.is_sound or before.spilled:
         return own
     fused = _fused(request)
-    tasks = fused.graph.layers[request.names[0]].values()
-    if not calls_known_functions(tasks):
+    if not calls_known_functions(fused.graph.layers[request.names[0]].values()):
         return own  # functions of the user take unknown time, and run where a thread is free
     divided = _divided(fused, captured, stock)
     if divided is None:
         return own
     placed = with_own_prediction(fused, divided, stock.work)
-    after = placed.after
     if placed.lowered is None or placed.lowered.bundled.memory is None:
         return own  # all tasks run where their inputs are
-    if after is None or not after.is_sound or not _is_no_worse(placed, after, before):
+    received = received_at_places(placed)
+    if placed.after is None or received is None:
+        return own
+    after = replace(placed.after, moved=received)
+    if not after.is_sound or not _is_no_worse(after, before):
         return own
     settings, reason = request.machine.settings(), own.planned.plan.verdict
     planned = plan_request(request, captured, settings, own.planned, keep=reason)
     if planned.plan.tiled is None:
         return own
-    return replace(placed, planned=planned, before=before, is_own=True)
+    return replace(placed, planned=planned, before=before, after=after, is_own=True)
 
 
 def graph_again(
@@ -99,7 +114,7 @@ def graph_again(
 
 def _divided(fused: Request, captured: Captured, stock: InputRun) -> Candidate | None:
     """A plan of the graph as Dask fuses it, on the workers of a simulated run, if there is one."""
-    blocks = capture(fused, {})
+    blocks = captured_program(fused)
     nodes = blocks.program.nodes
     if any(node.kind is not Kind.OPAQUE or node.edges for node in nodes):
         return None
@@ -111,24 +126,30 @@ def _divided(fused: Request, captured: Captured, stock: InputRun) -> Candidate |
     return None if placed is None or placed.planned.plan.tiled is None else placed
 
 
-def _is_no_worse(placed: Candidate, run: Prediction, own: Prediction) -> bool:
-    """Whether the graph with workers moves no more bytes, and takes hardly more time.
+def _may_have_workers(request: Request, stock: InputRun) -> bool:
+    """Whether workers may be chosen for the tasks of a graph, of which there are few enough."""
+    machine, layers = request.machine, request.graph.layers.values()
+    if machine.workers < 2 or dask.config.get("optimization.fuse.active", None) is False:
+        return False
+    # annotations are those of a layer, and keys of shuffles are arguments of their tasks
+    if any(layer.annotations or is_shuffle(layer) for layer in layers):
+        return False
+    return is_predictable(request) and not stock.has_more(MOST_TASKS) and stock.has_choice
 
-    Only the run of the input has blocks in memory where they are from the beginning.
+
+def _is_no_worse(run: Prediction, own: Prediction) -> bool:
+    """Whether a run of the graph with workers has no more bytes and tasks, and hardly more seconds.
+
+    Seconds and memory are not compared where blocks are in memory: only the run of the input has
+    them there from the beginning.
     """
-    if not own.from_memory:
-        # Dask would give tasks to idle workers
-        is_even = own.uneven <= MOST_UNEVEN
-        return is_even and replace(run, seconds=run.seconds / HARDLY_SLOWER).dominates(own)
-    received = received_at_places(placed)
-    is_known = received is not None and received <= own.moved
-    return is_known and run.tasks <= own.tasks and not run.spilled
-
-
-def _is_fused_otherwise(graph: HighLevelGraph) -> bool:
-    """Whether Dask fuses no chains of tasks, or only such with the same annotations."""
-    is_off = dask.config.get("optimization.fuse.active", None) is False
-    return is_off or any(layer.annotations for layer in graph.layers.values())
+    if run.moved > own.moved or run.tasks > own.tasks:
+        return False
+    if own.from_memory:
+        return not run.spilled
+    # if few workers have most of the work, Dask gives tasks to idle ones
+    is_even = own.uneven <= MOST_UNEVEN
+    return is_even and replace(run, seconds=run.seconds / HARDLY_SLOWER).dominates(own)
 
 
 def _fused(request: Request) -> Request:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dask.highlevelgraph import Layer
+
 from dasktile import config, tiling
 from dasktile.capture.base import Captured, Verbatim
 from dasktile.capture.extend import extend
@@ -193,6 +195,17 @@ def too_many_tasks(request: Request, plan: TilingPlan) -> tiling.TooManyTasksErr
     return tiling.TooManyTasksError(limit, after, False, before, allowed)
 
 
+def is_shuffle(layer: Layer) -> bool:
+    """Whether a layer is of a P2P shuffle or rechunk.
+
+    Parameters
+    ----------
+    layer
+        The layer.
+    """
+    return type(layer).__module__.startswith("distributed.")
+
+
 def _has_shuffles(captured: Captured) -> bool:
     """Whether a part of the graph that is written as it was has a P2P rechunk.
 
@@ -200,8 +213,7 @@ def _has_shuffles(captured: Captured) -> bool:
     """
     layers = captured.graph.layers
     return any(
-        isinstance(kernel, Verbatim)
-        and any(type(layers[name]).__module__.startswith("distributed.") for name in kernel.layers)
+        isinstance(kernel, Verbatim) and any(is_shuffle(layers[name]) for name in kernel.layers)
         for kernel in captured.kernels
     )
 

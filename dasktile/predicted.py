@@ -82,12 +82,10 @@ class InputRun:
     plan
         Any plan of them.
     there
-        Blocks that are in memory already, and the mesh position of each.
+        Blocks that are in memory already, and the mesh position of each; an attribute, too.
 
     Attributes
     ----------
-    there
-        The same.
     work
         Seconds that the functions take, roughly.
     kept
@@ -175,7 +173,7 @@ class InputRun:
         run
             The run of a plan.
         """
-        return self._has_more(rough_tasks(SAME_SECONDS * run.seconds, self._calibration))
+        return self.has_more(rough_tasks(SAME_SECONDS * run.seconds, self._calibration))
 
     def costs_more(self, cost: float) -> bool:
         """Whether the run of the graph surely costs more than this; see `Prediction.cost`.
@@ -186,10 +184,16 @@ class InputRun:
             The cost of a run.
         """
         seconds = rough_seconds(cost, self.kept, self.work)
-        return self._has_more(rough_tasks(seconds, self._calibration))
+        return self.has_more(rough_tasks(seconds, self._calibration))
 
-    def _has_more(self, tasks: int) -> bool:
-        """Whether Dask surely runs more tasks than this."""
+    def has_more(self, tasks: int) -> bool:
+        """Whether Dask surely runs more tasks than this.
+
+        Parameters
+        ----------
+        tasks
+            A number of tasks.
+        """
         return self._least_run.up_to(tasks) > tasks
 
     @property

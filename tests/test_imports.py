@@ -269,7 +269,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "needs": ({"capture", "ir", "request", "tiling"}, set()),
     "planning": (
         {"capture", "cluster", "config", "ir", "lower", "needs", "prediction", "request", "tiling"},
-        set(),
+        {"dask"},
     ),
     "decisions": (
         {
@@ -379,6 +379,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "capture.base",
             "capture.rules.views",
             "cluster.located",
+            "guard",
             "ir",
             "own_graph",
             "planning",

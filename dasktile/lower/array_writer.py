@@ -140,6 +140,9 @@ class ArrayWriter(WrittenArrays):
             seen = self.view_of_aliases(emitted.layers[name])
             if seen is not None:
                 self.views[name] = seen
+        if self.captured.divided:
+            for head, written in emitted.heads.items():
+                self.heads.setdefault(head, set()).add(written)
         for layer, tasks in emitted.layers.items():
             self.add(layer, tasks, emitted.dependencies[layer])
         self.describe(name, index, tiling.chunks)

@@ -151,10 +151,14 @@ def home_position(
 
 @dataclass(slots=True)
 class EmittedLayers:
-    """The layers written for one node, and the layers that each of them reads."""
+    """The layers written for one node, and the layers that each of them reads.
+
+    Of tasks that are copied, `heads` has the new first items of their keys by those before.
+    """
 
     layers: dict[str, Mapping[Any, Any]] = field(default_factory=dict)
     dependencies: dict[str, set[str]] = field(default_factory=dict)
+    heads: dict[Any, str] = field(default_factory=dict)
 
     def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
         self.layers[name] = layer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from dasktile.capture.base import OF_VIEWS, Captured, Verbatim
+from dasktile.capture.base import OF_VIEWS, Captured
 from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed
 from dasktile.capture.references import head_of, with_head
@@ -34,7 +34,7 @@ from dasktile.ir import (
 from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fusible import FuseLimits
-from dasktile.lower.names import CARRY, CHUNK, END, inner_suffix
+from dasktile.lower.names import CARRY, CHUNK, END
 from dasktile.lower.reshard import Windows, block_windows, lengths, normal
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.window_views import WindowView, viewing
@@ -86,6 +86,9 @@ class WrittenArrays:
         Layers with the kept chunks of arrays that have several readers.
     named
         By the name of an output that it must have, the layer whose tiles its blocks are.
+    heads
+        Of tasks that are copied and whose workers were chosen, the new first items of their keys by
+        those before.
     """
 
     captured: Captured
@@ -99,6 +102,7 @@ class WrittenArrays:
     dependencies: dict[str, set[str]] = field(default_factory=dict)
     kept: dict[int, Source] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
+    heads: dict[Any, set[str]] = field(default_factory=dict)
 
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
@@ -191,7 +195,6 @@ class WrittenArrays:
         fusing = self.fuse_limits(work, 0, threads)
         size = dict(fusing.size)
         positions, placements = {}, {}
-        suffixes = self.inner_suffixes
         for index, name in self.made.items():
             node, code = self.node(index), name.rpartition("-")[2]
             if node.partial and code in size:
@@ -219,7 +222,7 @@ class WrittenArrays:
                 )
         for key, place in self.captured.near.items():
             at = key[1:] if isinstance(key, tuple) else ()
-            for name in map(head_of, _keys_within(key, suffixes)):
+            for name in self.heads_of(key):
                 positions.setdefault(token(str(name)), {}).setdefault(at, place)
         mesh = self.tiled.mesh
         tables: dict[int, Sequence[int]] = {}
@@ -249,23 +252,16 @@ class WrittenArrays:
             inner={
                 written: nbytes
                 for key, nbytes in self.captured.inner.items()
-                for written in _keys_within(key, suffixes)
+                for written in (with_head(key, head) for head in self.heads_of(key))
             },
             working=working,
             unknown=self.unknown,
             settings=self.settings,
         )
 
-    @property
-    def inner_suffixes(self) -> list[str]:
-        """What names end with of tasks that make parts of arrays, whose workers are chosen."""
-        if not self.captured.divided:
-            return []
-        return [
-            inner_suffix(name)
-            for index, name in self.made.items()
-            if isinstance(self.captured.kernels[index], Verbatim)
-        ]
+    def heads_of(self, key: Any) -> tuple[Any, ...]:
+        """The first items that a key of the input graph may have in the graph."""
+        return head_of(key), *self.heads.get(head_of(key), ())
 
     @property
     def unknown(self) -> set[str]:
@@ -400,8 +396,3 @@ def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list
     """
     blocks = product(*(range(len(sizes)) for sizes in chunks))
     return [(name, *block) for block in blocks if name not in wanted or wanted[name][block]]
-
-
-def _keys_within(key: Any, suffixes: Sequence[str]) -> list[Any]:
-    """The keys that a task may have in the graph which makes a part of an array."""
-    return [key, *(with_head(key, f"{head_of(key)}{suffix}") for suffix in suffixes)]

@@ -47,11 +47,14 @@ def _verbatim(kernel: Verbatim, context: LoweringContext) -> EmittedLayers:
         reads = {changed.get(old, old) for old in before}
         if name == own and (arrays := _arrays_made(view, name)):
             homes = {array: context.homes.get(array) for array in arrays}
-            common, layer, inside = _common_layer(view, name, changed, homes)
+            common, layer, heads = _common_layer(view, name, changed, homes)
+            emitted.heads |= heads
             emitted.add(common, layer, reads)
-            emitted.add(new, _aliases(layer, inside, new), {common})
+            emitted.add(new, _aliases(layer, heads[name], new), {common})
         else:
             emitted.add(new, renamed_layer(view, name, new, changed), reads)
+            if not isinstance(view.layers[name], Blockwise):
+                emitted.heads |= _renamed_heads(view, name, new)
         renamed[name] = new
     return emitted
 
@@ -73,10 +76,10 @@ def _common_layer(
     name: str,
     reads: Mapping[str, str],
     homes: Mapping[str, Placement | None],
-) -> tuple[str, Layer, str]:
+) -> tuple[str, Layer, dict[Any, str]]:
     """A layer that is the same for all arrays that its tasks make.
 
-    Its name, the layer, and the name of the array `name` in it.
+    Its name, the layer, and the new first items of keys by those before.
     """
     content = sorted(reads.items()), sorted(homes.items())
     tasks = view.tasks(name)
@@ -88,7 +91,7 @@ def _common_layer(
     mapping = _renamed_tasks(view, tasks, subs, reads)
     common = new_layer_name(COMMON, content, *map(str, subs.values()))
     layer = MaterializedLayer(mapping, annotations=view.layers[name].annotations)
-    return common, layer, heads[name]
+    return common, layer, heads
 
 
 def _aliases(common: Layer, name: str, new: str) -> MaterializedLayer:
@@ -144,6 +147,13 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     subs: dict[Key, Key] = {key: _renamed_key(key, name, new, suffix) for key in tasks}
     mapping = _renamed_tasks(view, tasks, subs, reads)
     return MaterializedLayer(mapping, annotations=layer.annotations)
+
+
+def _renamed_heads(view: GraphView, name: str, new: str) -> dict[Any, str]:
+    """The first items of the keys in a copy of layer `name` as layer `new`, by those before."""
+    suffix = inner_suffix(new)
+    heads = {head_of(key) for key in view.tasks(name)} - {name}
+    return {head: f"{head}{suffix}" for head in heads}
 
 
 def _renamed_tasks(

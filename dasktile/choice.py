@@ -174,7 +174,7 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     if _compares(request) and not any(node.homes for node in captured.program.nodes):
         stock = InputRun(request, usual)
         usual = _unless_error(partial(cheapest, request, captured, tables, stock=stock), usual)
-        usual = _unless_error(_unless_without_workers, usual)
+        usual = _unless_error(partial(_unless_without_workers, stock), usual)
         if usual.planned.plan.tiled is None:
             usual = _unless_error(partial(with_workers, request, captured, stock=stock), usual)
     else:
@@ -221,7 +221,7 @@ def _with_whole_axes(
     return (whole, tables, plan) if plan is not None and is_worth_writing(plan) else None
 
 
-def _unless_without_workers(plan: Candidate) -> Candidate:
+def _unless_without_workers(stock: InputRun, plan: Candidate) -> Candidate:
     """A plan, or the input if Dask's scheduler would choose the workers of most tasks of the plan.
 
     So it is where the model knows no operations, and none of the workers that it divides the blocks
@@ -229,6 +229,9 @@ def _unless_without_workers(plan: Candidate) -> Candidate:
     """
     inner = any(node.has_inner_tasks for node in plan.planned.captured.program.nodes)
     if not inner or plan.lowered is None or plan.planned.plan.tiled is None:
+        return plan
+    before = stock.prediction
+    if before is None or not before.is_sound:
         return plan
     tasks, _ = plan.lowered.tasks(by_place=True)
     run = [home for number, home in enumerate(tasks.homes) if number not in tasks.data]

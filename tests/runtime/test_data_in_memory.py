@@ -385,7 +385,7 @@ def test_workers_that_do_not_answer_are_not_awaited(monkeypatch: pytest.MonkeyPa
         while not is_late.is_set():
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(target, "_shapes", wait_for_ever)
+    monkeypatch.setattr(target, "held_shapes", wait_for_ever)
     with cluster(2) as client:
         future = client.scatter(np.ones(3))
         machine = target.machine(client)

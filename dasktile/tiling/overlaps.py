@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -204,29 +205,44 @@ def _split(
     factors: Sequence[_Factor], rows: int, columns: int
 ) -> tuple[list[_Factor], list[_Factor]]:
     """Factors in two groups, such that the product takes least time."""
+    kinds = tuple((len(factor.shared), factor.shared.shape[1]) for factor in factors)
+    is_right = _best_split(kinds, rows, columns)
+    groups = [
+        [factor for factor, is_there in zip(factors, is_right, strict=True) if is_there is right]
+        for right in (False, True)
+    ]
+    return groups[0], groups[1]
 
-    def pairs(some: Sequence[_Factor]) -> int:
-        made = math.prod(len(factor.shared) for factor in some)
-        read = math.prod(factor.shared.shape[1] for factor in some)
+
+@lru_cache(maxsize=1024)
+def _best_split(kinds: tuple[tuple[int, int], ...], rows: int, columns: int) -> tuple[bool, ...]:
+    """For every factor, whether it is in the second group.
+
+    Parameters
+    ----------
+    kinds
+        For every factor, the kinds of the holder and of the reader.
+    rows, columns
+        Numbers of candidates of both.
+    """
+
+    def pairs(some: Sequence[tuple[int, int]]) -> int:
+        made = math.prod(held for held, _ in some)
+        read = math.prod(need for _, need in some)
         return min(made, rows) * min(read, columns)
 
-    def operations(groups: tuple[list[_Factor], list[_Factor]]) -> float:
-        left, right = map(pairs, groups)
-        multiplied = left * right * MULTIPLIED if groups[1] else 0.0
-        return multiplied + sum(pairs(some) * len(some) for some in groups)
-
-    splits = []
-    rest = factors[1:]
-    choices: Iterable[tuple[bool, ...]] = itertools.product((False, True), repeat=len(rest))
-    if len(factors) > MOST_SPLIT:
-        choices = (
-            tuple(axis >= first for axis in range(len(rest))) for first in range(len(factors))
+    def operations(is_right: tuple[bool, ...]) -> float:
+        left, right = (
+            [each for each, is_there in zip(kinds, is_right, strict=True) if is_there is side]
+            for side in (False, True)
         )
-    for chosen in choices:
-        right = [factor for factor, is_right in zip(rest, chosen, strict=True) if is_right]
-        left = [
-            *factors[:1],
-            *(each for each, is_right in zip(rest, chosen, strict=True) if not is_right),
-        ]
-        splits.append((left, right))
-    return min(splits, key=operations)
+        multiplied = pairs(left) * pairs(right) * MULTIPLIED if right else 0.0
+        return multiplied + sum(pairs(some) * len(some) for some in (left, right))
+
+    if not kinds:
+        return ()  # of arrays without axes
+    others = len(kinds) - 1
+    choices: Iterable[tuple[bool, ...]] = itertools.product((False, True), repeat=others)
+    if len(kinds) > MOST_SPLIT:
+        choices = (tuple(axis >= first for axis in range(others)) for first in range(len(kinds)))
+    return min(((False, *chosen) for chosen in choices), key=operations)

@@ -44,8 +44,8 @@ class Overlaps:
 
     def __init__(self) -> None:
         self._factors: dict[object, _Factor] = {}
-        #: The same by their content, so that equal ones are the same object.
-        self._equal: dict[object, _Factor] = {}
+        #: The same by a summary of them, so that equal ones are the same object.
+        self._alike: dict[object, list[_Factor]] = {}
         self._tables: dict[object, Table] = {}
         self._volumes: dict[object, Table] = {}
 
@@ -99,7 +99,12 @@ class Overlaps:
         key = have, want, step, taken
         if key not in self._factors:
             factor = _shared(have.numbered(step), want, taken)
-            self._factors[key] = self._equal.setdefault(factor.content(), factor)
+            alike = self._alike.setdefault(factor.summary(), [])
+            equal = (each for each in alike if np.array_equal(each.shared, factor.shared))
+            known = next(equal, None)
+            if known is None:
+                alike.append(factor)
+            self._factors[key] = factor if known is None else known
         return self._factors[key]
 
 
@@ -119,9 +124,9 @@ class _Factor:
     held: Ints
     need: Ints
 
-    def content(self) -> tuple[object, ...]:
-        """Equal for factors of equal content."""
-        arrays = self.shared, self.held, self.need
+    def summary(self) -> tuple[object, ...]:
+        """Equal for factors of equal content; of `shared`, which may be large, it has the sums."""
+        arrays = self.shared.sum(axis=-1), self.held, self.need
         return self.shared.shape, *(array.tobytes() for array in arrays)
 
 
@@ -129,11 +134,15 @@ def _shared(have: Extent, want: Extent, taken: Taken | None) -> _Factor:
     """The factor of one axis, along which the reader may take some elements only."""
     if taken is not None:
         return _Factor(taken.within(have.lo, have.hi), have.of, want.of)
+    lows, highs = (
+        [bound.astype(np.float64) for bound in each]
+        for each in ((have.lo, want.lo), (have.hi, want.hi))
+    )
     # these arrays may be large
-    shared = np.minimum(have.hi[:, None], want.hi[None])
-    shared -= np.maximum(have.lo[:, None], want.lo[None])
-    np.maximum(shared, 0, out=shared)
-    return _Factor(shared.astype(np.float64), have.of, want.of)
+    shared = np.minimum(highs[0][:, None], highs[1][None])
+    shared -= np.maximum(lows[0][:, None], lows[1][None])
+    np.maximum(shared, 0.0, out=shared)
+    return _Factor(shared, have.of, want.of)
 
 
 class _Group:

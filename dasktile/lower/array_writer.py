@@ -42,7 +42,7 @@ from dasktile.lower.fused_graph import Fused
 from dasktile.lower.kernels import assignments, blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import new_layer_name
+from dasktile.lower.names import new_layer_name, of_sizes
 from dasktile.lower.reshard import Windows, block_windows, edge_windows, joins, normal
 from dasktile.lower.retile import copy_blocks, fetch_tiles, is_joined, source_of
 from dasktile.lower.window_views import WindowView
@@ -95,8 +95,7 @@ class ArrayWriter(WrittenArrays):
             node.op or node.kind.value,
             node.name if not node.copy else (node.name, node.copy),
             *(("extended",) if viewed else ()),
-            tiling.cuts,
-            tiling.chunks,
+            of_sizes(tiling.cuts, tiling.chunks),
             self.tiled.mesh,
             read,
             placement=self.placement(

@@ -42,7 +42,7 @@ from dasktile.lower.fused_graph import Fused
 from dasktile.lower.kernels import assignments, blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import new_layer_name
+from dasktile.lower.names import new_layer_name, of_sizes
 from dasktile.lower.reshard import Windows, block_windows, edge_windows, joins, normal
 from dasktile.lower.retile import copy_blocks, fetch_tiles, is_joined, source_of
 from dasktile.lower.window_views import WindowView
@@ -95,8 +95,7 @@ class ArrayWriter(WrittenArrays):
             node.op or node.kind.value,
             node.name if not node.copy else (node.name, node.copy),
             *(("extended",) if viewed else ()),
-            tiling.cuts,
-            tiling.chunks,
+            of_sizes(tiling.cuts, tiling.chunks),
             self.tiled.mesh,
             read,
             placement=self.placement(
@@ -113,7 +112,7 @@ class ArrayWriter(WrittenArrays):
 
         def fetch(edge: int, wanted: Windows, where: Where | None) -> str:
             decided = where if tiling.work_at is not None else None
-            return fetch_tiles(self, node.edges[edge].producer, wanted, decided)
+            return fetch_tiles(self, node.edges[edge].producer, normal(wanted), decided)
 
         context = LoweringContext(
             node,
@@ -215,26 +214,28 @@ class ArrayWriter(WrittenArrays):
         """A layer with a copy of the joined blocks for each worker that needs them, if any."""
         index = edge.producer
         source = source_of(self, index)
-        if source.copies is None and _has_one_reader(edge, tiling):
+        made = source
+        if self.tiled.replicas(index) is not None and source.copies is None:
+            # copies are joined from the tiles themselves, not from a joined one
+            made = Source(self.made[index], self.tiling(index).chunks)
+        if source.copies is None and (
+            _has_one_reader(edge, tiling)
+            or not is_joined(self, index)
+            or not joins(wanted, made.chunks)
+        ):
             return None
         copies = self.copies(edge, tiling)
         alone = all(len(places) == 1 for places in copies.values())
         if source.copies is not None:
             have = source.copies
-            if wanted == normal(block_windows(source.chunks)) and all(
+            if wanted == block_windows(source.chunks) and all(
                 set(places) <= set(have[block]) for block, places in copies.items()
             ):
                 return source.name
             needed = set().union(*copies.values())
             if not alone and all(needed <= set(places) for places in have.values()):
                 return copy_blocks(self, index, wanted, source, copies)
-        made = source
-        if self.tiled.replicas(index) is not None and source.copies is None:
-            # copies are joined from the tiles themselves, not from a joined one
-            made = Source(self.made[index], self.tiling(index).chunks)
         if alone or not is_joined(self, index):
-            return None
-        if made.copies is None and not joins(wanted, made.chunks):
             return None
         return copy_blocks(self, index, wanted, made, copies)
 
@@ -308,7 +309,7 @@ class ArrayWriter(WrittenArrays):
     def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:
         """The layer that holds an output, with the name and the chunks that it must have."""
         chunks = chunks or self.tiling(index).chunks
-        wanted = normal(block_windows(chunks))
+        wanted = block_windows(chunks)
         if name is None:
             return self.handed(index, chunks, wanted), chunks
         if name in self.layers:

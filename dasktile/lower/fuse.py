@@ -19,9 +19,11 @@ Tasks form a *group*, which becomes one fused task, under these rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from itertools import chain
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 
+import numpy as np
+import numpy.typing as npt
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
@@ -89,31 +91,18 @@ class _Grouping:
         self.inputs: dict[int, set[int]] = {}
         #: Pairs of layers, each of a task and its reader, which are not fused.
         self.separate: set[tuple[str, str]] = set()
+        #: By last task, whether its group may get light tasks, and whether it may get any.
+        self.takes_light = [type(task) in (Task, Alias) for task in fusible.tasks]
+        self.takes_any = [
+            takes and not is_remote
+            for takes, is_remote in zip(self.takes_light, fusible.remote, strict=True)
+        ]
 
     def form_groups(self) -> bool:
         """Form groups; True if they break no rule, else keep more pairs of layers separate."""
         fusible = self.fusible
-        self.last = list(range(len(fusible.tasks)))
-        work = [0] * len(fusible.tasks)
-        #: The groups that call a function of which it is unknown how long it takes.
-        calling: set[int] = set()
-        for number in fusible.order:
-            last = self._joinable(number)
-            size = fusible.sizes[number]
-            calls = fusible.layer[number] in fusible.limits.unknown
-            if (
-                last is None
-                or work[last] + size > fusible.limits.work
-                or (calls and last in calling and not self._is_only_input(number))
-            ):
-                last = number
-            self.last[number] = last
-            work[last] += size
-            if calls:
-                calling.add(last)
-        self.groups = {}
-        for number in reversed(fusible.order):
-            self.groups.setdefault(self.last[number], []).append(number)
+        self._join()
+        self.groups = self._tasks_by_last()
         self.inputs = {
             last: set(chain(*[fusible.reads[number] for number in numbers])).difference(numbers)
             for last, numbers in self.groups.items()
@@ -123,48 +112,118 @@ class _Grouping:
         self.separate |= violations
         return not violations
 
+    def _join(self) -> None:
+        """Let every task join the group of its readers, if it may, readers first."""
+        fusible = self.fusible
+        self.last = last = list(range(len(fusible.tasks)))
+        readers_of, layer, sizes = fusible.readers, fusible.layer, fusible.sizes
+        light, unknown, most = fusible.limits.light, fusible.limits.unknown, fusible.limits.work
+        work = sizes[: len(last)]
+        #: The groups that call a function of which it is unknown how long it takes.
+        calling = {number for number in fusible.order if layer[number] in unknown}
+        candidates = self._candidates()
+        for number in fusible.order:
+            if not candidates[number]:
+                continue
+            readers = readers_of[number]
+            group = last[readers[0]]
+            # most tasks have one reader
+            if len(readers) > 1 and any(last[reader] != group for reader in readers):
+                continue
+            takes = self.takes_light if layer[number] in light else self.takes_any
+            if (
+                not takes[group]
+                or work[group] + sizes[number] > most
+                or (fusible.remote[number] and not self._is_alias_of(group, number))
+                or (fusible.limits.threads > 1 and self._is_rare(number, group))
+            ):
+                continue
+            if layer[number] in unknown:
+                if group in calling and not self._is_only_input(number):
+                    continue
+                calling.add(group)
+            last[number] = group
+            work[group] += sizes[number]
+
+    def _candidates(self) -> list[bool]:
+        """For every task, whether it may join the group of its readers, if these are in one."""
+        fusible, count = self.fusible, len(self.fusible.tasks)
+        names = list(fusible.tasks_of_layer)
+        sizes = list(map(len, fusible.tasks_of_layer.values()))
+        layer = np.repeat(np.arange(len(names)), sizes)
+        heavy = np.array([name not in fusible.limits.light for name in names], np.bool_)[layer]
+        has_home = np.array([home is not None for home in fusible.homes[:count]], np.bool_)
+        may_join = has_home | ~heavy
+        may_join[list(fusible.fixed)] = False
+        may_join[self._read_apart(names, layer, heavy)] = False
+        found = [
+            may and bool(readers) and isinstance(task, (Task, Alias))
+            for may, readers, task in zip(
+                may_join.tolist(), fusible.readers, fusible.tasks, strict=False
+            )
+        ]
+        for name in fusible.limits.chained:
+            for key in fusible.tasks_of_layer.get(name, ()):
+                number = fusible.number[key]
+                found[number] = found[number] and self._is_chained(number)
+        return found
+
+    def _read_apart(
+        self, names: Sequence[str], layer: npt.NDArray[np.intp], heavy: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.intp]:
+        """The tasks that may not be in a group with one of their readers.
+
+        The readers are in one group only if they have one home, which is that of the group.
+
+        Parameters
+        ----------
+        names
+            Names of layers.
+        layer, heavy
+            For every task, the number of its layer, and whether it is not light.
+        """
+        edges, remote = self.fusible.edges, np.array(self.fusible.remote, np.bool_)
+        inside = edges.reads < len(layer)
+        readers, reads = edges.readers[inside], edges.reads[inside]
+        apart = ~edges.same_home[inside] | (heavy[reads] & remote[readers])
+        if self.separate:
+            pairs = np.zeros((len(names), len(names)), np.bool_)
+            for pair in self.separate:
+                pairs[tuple(map(names.index, pair))] = True
+            apart |= pairs[layer[reads], layer[readers]]
+        return reads[apart]
+
+    def _is_chained(self, number: int) -> bool:
+        """Whether Dask would fuse a task with its reader, which has a known size."""
+        fusible = self.fusible
+        [reader, *others] = fusible.readers[number]
+        return not others and len(fusible.reads[reader]) == 1 and bool(fusible.sizes[reader])
+
+    def _is_alias_of(self, group: int, number: int) -> bool:
+        """Whether a group is an alias of a task, which takes no time."""
+        return type(self.fusible.tasks[group]) is Alias and self.fusible.readers[number] == [group]
+
+    def _is_rare(self, number: int, group: int) -> bool:
+        """Whether its home has fewer tasks of the layer of a task, or of a group, than threads."""
+        fusible, home = self.fusible, self.fusible.homes[number]
+        layers = fusible.layer[number], fusible.layer[group]
+        return min(fusible.counts[layer, home] for layer in layers) < fusible.limits.threads
+
+    def _tasks_by_last(self) -> dict[int, list[int]]:
+        """The tasks of every group, by its last, in an order in which they can run."""
+        order = np.array(self.fusible.order[::-1], np.intp)
+        lasts = np.array(self.last, np.intp)[order]
+        by_last = np.argsort(lasts, kind="stable")
+        numbers, lasts = order[by_last].tolist(), lasts[by_last]
+        starts = np.flatnonzero(np.diff(lasts, prepend=-1))
+        ends = [*starts.tolist(), len(numbers)]
+        groups = [numbers[start:end] for start, end in pairwise(ends)]
+        return dict(zip(lasts[starts].tolist(), groups, strict=True))
+
     def _is_only_input(self, number: int) -> bool:
         """Whether a task has one reader, which reads nothing else."""
         readers = self.fusible.readers[number]
         return len(readers) == 1 and len(self.fusible.moved(readers[0])) == 1
-
-    def _joinable(self, number: int) -> int | None:
-        """The last task of the group that a task may join, None if there is none."""
-        fusible, remote = self.fusible, self.fusible.remote
-        readers = fusible.readers[number]
-        if not readers or number in fusible.fixed:
-            return None
-        last = self.last[readers[0]]
-        # most tasks have one reader
-        if len(readers) > 1 and any(self.last[reader] != last for reader in readers):
-            return None
-        layer, home = fusible.layer[number], fusible.homes[number]
-        limits, threads = fusible.limits, fusible.limits.threads
-        if fusible.homes[last] != home:
-            return None
-        if layer not in limits.light and (
-            home is None or remote[last] or any(map(remote.__getitem__, readers))
-        ):
-            return None
-        if not isinstance(fusible.tasks[number], (Task, Alias)):
-            return None
-        if type(fusible.tasks[last]) not in (Task, Alias):
-            return None
-        if layer in limits.chained:
-            [reader, *others] = readers
-            if others or len(fusible.reads[reader]) > 1 or not fusible.sizes[reader]:
-                return None
-        if self.separate and any(
-            (layer, fusible.layer[reader]) in self.separate for reader in readers
-        ):
-            return None
-        if remote[number] and not (type(fusible.tasks[last]) is Alias and readers == [last]):
-            return None  # an alias takes no time
-        if threads > 1:
-            counts = fusible.counts
-            if min(counts[layer, home], counts[fusible.layer[last], home]) < threads:
-                return None
-        return last
 
     def _violations(self) -> set[tuple[str, str]]:
         """Pairs of layers to keep separate, since groups of their tasks break a rule.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -69,9 +69,8 @@ class _Writer:
         self.groups = groups
         self.inputs = inputs
         self.light = LightTasks()
-        #: By the form of groups, an order of their tasks, and bytes of results that they hold.
+        #: By the form of groups, an order of their tasks.
         self.orders: dict[_Form, list[int]] = {}
-        self.held: dict[_Form, int] = {}
 
     def graph(self) -> Fused:
         """The graph with one task for each group."""
@@ -82,12 +81,14 @@ class _Writer:
         fused: dict[int, Task] = {}
         working: dict[Any, int] = {}
         changed = set(fusible.culled)
-        for last, inputs in self.inputs.items():
-            form = self._form(self.groups[last])
-            numbers = self._in_order(self.groups[last], form)
-            fused[last] = self._fused_task(numbers, inputs)
-            working[fusible.keys[last]] = self._working(numbers, form)
-            changed.update([fusible.layer[number] for number in numbers])
+        for lasts, form in self._alike():
+            groups = self._in_order(lasts, form)
+            steps = self._parts(groups)
+            for last, own in zip(lasts, steps, strict=True):
+                fused[last] = self._fused_task(last, own)
+            held = zip(lasts, self._working(groups, steps), strict=True)
+            working |= {fusible.keys[last]: nbytes for last, nbytes in held}
+            changed.update([fusible.layer[number] for number in self.groups[lasts[0]]])
         tasks: dict[str, dict[Any, Any]] = {name: {} for name in sorted(changed, key=str)}
         for number in sorted(self.groups):
             name, key = fusible.layer[number], fusible.keys[number]
@@ -108,6 +109,43 @@ class _Writer:
                     layers[name] = fusible.layers[name]
         return Fused(_with_names(layers, reads, parts), working)
 
+    def _alike(self) -> Iterator[tuple[list[int], _Form]]:
+        """The lasts of groups with tasks of the same layers, and of the same form, and this."""
+        layer_of = self.fusible.layer
+        by_layers: dict[tuple[str, ...], list[int]] = {}
+        for last in self.inputs:
+            layers = tuple([layer_of[number] for number in self.groups[last]])
+            by_layers.setdefault(layers, []).append(last)
+        for lasts in by_layers.values():
+            form = self._common_form(lasts)
+            if form is not None:
+                yield lasts, form
+                continue
+            by_form: dict[_Form, list[int]] = {}
+            for last in lasts:
+                by_form.setdefault(self._form(self.groups[last]), []).append(last)
+            for form, same in by_form.items():
+                yield same, form
+
+    def _common_form(self, lasts: Sequence[int]) -> _Form | None:
+        """The form of groups with tasks of the same layers; None if it may not be the same."""
+        fusible = self.fusible
+        groups = [self.groups[last] for last in lasts]
+        form = self._form(groups[0])
+        columns = list(zip(*groups, strict=True))
+        members = set(chain.from_iterable(groups))
+        for column, inside, size in zip(columns, *form, strict=True):
+            reads = [fusible.reads[number] for number in column]
+            if any(len(each) != len(inside) for each in reads):
+                return None
+            if any(fusible.sizes[number] != size for number in column):
+                return None
+            for place, read in zip(inside, zip(*reads, strict=True), strict=True):
+                is_same = members.isdisjoint(read) if place is None else read == columns[place]
+                if not is_same:
+                    return None
+        return form
+
     def _form(self, numbers: Sequence[int]) -> _Form:
         """What the tasks of a group read in it, and their sizes: equal for many groups."""
         fusible = self.fusible
@@ -115,25 +153,41 @@ class _Writer:
         reads = [tuple(map(place, every)) for every in map(fusible.reads.__getitem__, numbers)]
         return tuple(reads), tuple(map(fusible.sizes.__getitem__, numbers))
 
-    def _in_order(self, numbers: Sequence[int], form: _Form) -> list[int]:
-        """The tasks of a group, in an order in which they need little memory."""
+    def _in_order(self, lasts: Sequence[int], form: _Form) -> list[tuple[int, ...]]:
+        """The tasks of groups of one form, in an order in which they need little memory."""
         order = self.orders.get(form)
         if order is None:
             reads, sizes = form
             inside = [[read for read in every if read is not None] for every in reads]
-            order = run_order(inside, sizes, [0] * len(numbers), kept=[len(numbers) - 1])
+            order = run_order(inside, sizes, [0] * len(sizes), kept=[len(sizes) - 1])
             self.orders[form] = order
-        return list(map(numbers.__getitem__, order))
+        columns = list(zip(*map(self.groups.__getitem__, lasts), strict=True))
+        return list(zip(*[columns[place] for place in order], strict=True))
 
-    def _working(self, numbers: Sequence[int], form: _Form) -> int:
-        """Bytes of the results of a group that are in memory at the same time, but for the last.
+    def _parts(self, groups: Sequence[Sequence[int]]) -> list[dict[Any, Any]]:
+        """The tasks of groups of one form, by their keys."""
+        columns = [
+            [self.fusible.tasks[number] for number in column]
+            for column in zip(*groups, strict=True)
+        ]
+        keys = zip(*[[task.key for task in column] for column in columns], strict=True)
+        return [
+            dict(zip(*row, strict=True))
+            for row in zip(keys, zip(*columns, strict=True), strict=True)
+        ]
 
-        The group is in order.
-        """
+    def _working(
+        self, groups: Sequence[Sequence[int]], parts: Sequence[Mapping[Any, Any]]
+    ) -> list[int]:
+        """For groups of one form that are in order, what `_held` returns."""
+        columns = zip(*[tasks.values() for tasks in parts], strict=True)
+        if all(map(self.light.have, columns)):
+            return [self._held(groups[0])] * len(groups)
+        return list(map(self._held, groups))
+
+    def _held(self, numbers: Sequence[int]) -> int:
+        """Bytes of the results of a group that are in memory at the same time, but for the last."""
         fusible = self.fusible
-        is_light = all(map(self.light.has, map(fusible.tasks.__getitem__, numbers)))
-        if is_light and form in self.held:
-            return self.held[form]
         live = live_bytes(
             numbers,
             fusible.reads.__getitem__,
@@ -141,10 +195,7 @@ class _Writer:
             returned=numbers[-1:],
             working=self._working_alone,
         )
-        held = live - fusible.sizes[numbers[-1]]
-        if is_light:
-            self.held[form] = held
-        return held
+        return live - fusible.sizes[numbers[-1]]
 
     def _working_alone(self, number: int) -> int:
         """Bytes that one task holds while it runs, besides its inputs and its result."""
@@ -179,24 +230,22 @@ class _Writer:
                 groups[number] = [*groups.pop(target), number]
                 self.inputs[number] = self.inputs.pop(target, set(fusible.reads[target]))
 
-    def _fused_task(self, numbers: Sequence[int], inputs: set[int]) -> Task:
-        """A task that runs several, with the key of the last.
+    def _fused_task(self, last: int, parts: dict[Any, Any]) -> Task:
+        """A task that runs those of a group, with the key of the last.
 
         It is what ``Task.fuse`` makes, with another function, in less time.  Tasks of Dask's own
         function are rewritten by ``dask.array.optimization.optimize``, which merges a slice with a
         slice of it as if the first had no other reader (checked with dask 2026.7.1 and 2026.8.0).
         A fused task that also reads tiles is no root task to distributed.
         """
-        fusible = self.fusible
-        tasks = [fusible.tasks[number] for number in numbers]
-        parts = {task.key: task for task in tasks}
+        fusible, inputs = self.fusible, self.inputs[last]
         is_root = all(map(fusible.free.__getitem__, inputs)) and any(
-            task.data_producer for task in tasks
+            task.data_producer for task in parts.values()
         )
-        kind = Anchored if self._is_read_elsewhere(numbers[-1], inputs) else Task
+        kind = Anchored if self._is_read_elsewhere(last, inputs) else Task
         # the order in which Dask fuses tasks: it decides nothing
         keys = tuple(sorted(map(fusible.keys.__getitem__, inputs), key=hash))
-        key = tasks[-1].key
+        key = fusible.tasks[last].key
         args = parts, key, keys, *map(TaskRef, keys)
         return kind(key, run_fused, *args, _data_producer=is_root)
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import chain, count
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import Alias
@@ -60,6 +62,23 @@ class FuseLimits:
     settings: LowerSettings = DEFAULTS
 
 
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Every read of a result by a task, in columns.
+
+    Parameters
+    ----------
+    readers, reads
+        The numbers of the task and of the result.
+    same_home
+        Whether both have the same home.
+    """
+
+    readers: npt.NDArray[np.intp]
+    reads: npt.NDArray[np.intp]
+    same_home: npt.NDArray[np.bool_]
+
+
 @dataclass
 class FusibleTasks:
     """The tasks of layers whose tasks may be fused, by number.
@@ -93,9 +112,11 @@ class FusibleTasks:
         #: Layers without the tasks that are not needed.
         self.culled = self._cull() if self.only_needed else set[str]()
         for name, tasks in self.tasks_of_layer.items():
-            self.keys += tasks
-            self.tasks += map(with_key, tasks.values(), tasks)
-            self.layer += [name] * len(tasks)
+            keys, own = list(tasks), list(tasks.values())
+            self.keys += keys
+            # nearly all tasks have the keys that they have in their layers
+            self.tasks += own if [task.key for task in own] == keys else map(with_key, own, keys)
+            self.layer += [name] * len(keys)
         self.number = dict(zip(self.keys, count(), strict=False))
         #: What each task reads.
         self.reads = self._reads()
@@ -119,26 +140,21 @@ class FusibleTasks:
         #: A number for the home worker of every result; None for those without a home.
         self.homes = homes = self._placed_homes(names)
         self.order = self._readers_first()
-        for number in self.order:
+        for number in [number for number in self.order if homes[number] is None]:
             # tasks without inputs, or with inputs of their own, run where their readers are
-            if homes[number] is None and self._needs_no_other(number):
+            if self._needs_no_other(number):
                 there = {homes[reader] for reader in readers[number]}
                 if len(there) == 1:
                     homes[number] = there.pop()
-        for number in reversed(self.order):
-            if homes[number] is None and isinstance(self.tasks[number], (Anchored, Alias)):
+        for number in reversed([number for number in self.order if homes[number] is None]):
+            if isinstance(self.tasks[number], (Anchored, Alias)):
                 # slices run where their tile is, and an alias is what it stands for
                 tiles = self.moved(number)
                 if len(tiles) == 1:
                     homes[number] = homes[tiles[0]]
+        self.edges = self._edges()
         #: For every task, whether it reads a result that may be on another worker.
-        self.remote = [
-            # most tasks read one result
-            bool(reads)
-            and (homes[reads[0]] != home or len(reads) > 1)
-            and any(homes[read] != home and not self.free[read] for read in reads)
-            for reads, home in zip(self.reads, homes, strict=False)
-        ]
+        self.remote = self._remote()
 
     @cached_property
     def counts(self) -> Counter[tuple[str, int | None]]:
@@ -174,6 +190,22 @@ class FusibleTasks:
             self.number.update(zip(others, count(len(self.keys)), strict=False))
             self.keys += others
             return self._reads()
+
+    def _edges(self) -> Edges:
+        """Every read of a result by a task."""
+        counts = np.fromiter(map(len, self.reads), np.intp, len(self.reads))
+        reads = np.fromiter(chain.from_iterable(self.reads), np.intp, int(counts.sum()))
+        readers = np.repeat(np.arange(len(counts)), counts)
+        # no home is a home of its own
+        homes = np.array([-1 if home is None else home for home in self.homes], np.intp)
+        return Edges(readers, reads, homes[readers] == homes[reads])
+
+    def _remote(self) -> list[bool]:
+        edges, remote = self.edges, np.zeros(len(self.tasks), np.bool_)
+        free = np.array(self.free, np.bool_)
+        remote[edges.readers[~edges.same_home & ~free[edges.reads]]] = True
+        found: list[bool] = remote.tolist()
+        return found
 
     def _needs_no_other(self, number: int) -> bool:
         """Whether a task reads nothing, or only what it alone reads and what needs no inputs.

@@ -8,6 +8,7 @@ input graph.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from typing import Any
 
 from dask.tokenize import tokenize
 
+from dasktile.ir import Chunks
 from dasktile.schedule.placement import (
     MARK,
     PART,
@@ -80,6 +82,16 @@ def without_names(*content: object) -> str:
     """A short text for a part of what determines some tasks, in which there are no names."""
     # not to be taken for a token
     return blake2b(repr(content).encode(), digest_size=16).hexdigest().upper()
+
+
+def of_sizes(*content: Chunks) -> str:
+    """As :func:`without_names` for sizes of blocks, of which there may be very many."""
+    digest = blake2b(digest_size=16)
+    for chunks in content:
+        digest.update(repr(list(map(len, chunks))).encode())
+        for sizes in chunks:
+            digest.update(array("q", sizes).tobytes())
+    return digest.hexdigest().upper()
 
 
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:

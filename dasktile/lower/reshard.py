@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
 
@@ -64,23 +65,31 @@ def within(fine: Sequence[int], coarse: Sequence[int]) -> list[tuple[int, int, i
 
 
 def block_windows(chunks: Chunks) -> Windows:
-    """The windows that are exactly the blocks of an array."""
-    return tuple(
-        tuple((lo, hi, 1) if hi > lo else _EMPTY for lo, hi in pairwise(bounds(sizes)))
-        for sizes in chunks
-    )
+    """The windows that are exactly the blocks of an array, in the form of :func:`normal`."""
+    return tuple(map(_blocks_along, chunks))
+
+
+@lru_cache(maxsize=64)
+def _blocks_along(sizes: tuple[int, ...]) -> tuple[Window, ...]:
+    """The windows that are the blocks along one axis: most arrays of a program share their cuts."""
+    return tuple([(lo, hi, 1) if hi > lo else _EMPTY for lo, hi in pairwise(bounds(sizes))])
 
 
 def edge_windows(edge: Edge, tiling: Tiling, shape: Sequence[int]) -> Windows:
-    """The windows of an array of this shape that blocks of a node need along an edge."""
+    """The windows of an array of this shape that blocks of a node need along an edge.
+
+    They are in the form of :func:`normal`.
+    """
     if edge.chunks is not None:
-        return normal(block_windows(edge.chunks))
-    return normal(
-        tuple(
-            windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
-            for axis, size in zip(edge.axes, shape, strict=True)
-        )
-    )
+        return block_windows(edge.chunks)
+    along = []
+    for axis, size in zip(edge.axes, shape, strict=True):
+        cuts = None if axis.label is None else tiling.cuts[axis.label]
+        if cuts is not None and axis.identity and sum(cuts) <= size:
+            along.append(_blocks_along(cuts))
+        else:
+            along += normal([windows(axis, cuts, size)])
+    return tuple(along)
 
 
 def normal(windows: Sequence[Sequence[Window]]) -> Windows:
@@ -105,7 +114,15 @@ def _normal(window: Window) -> Window:
 
 def lengths(windows: Windows) -> Chunks:
     """The sizes of the blocks that windows cut an array into."""
-    return tuple(tuple(len(range(*window)) for window in axis) for axis in windows)
+    return tuple(
+        tuple(
+            [
+                stop - start if step == 1 and start < stop else len(range(start, stop, step))
+                for start, stop, step in axis
+            ]
+        )
+        for axis in windows
+    )
 
 
 def reshard(

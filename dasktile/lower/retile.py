@@ -28,7 +28,6 @@ from dasktile.lower.reshard import (
     getitem_any,
     joins,
     lengths,
-    normal,
     pieces,
     reshard,
 )
@@ -49,21 +48,18 @@ def fetch_tiles(
     arrays
         The arrays that are written so far.
     index, wanted
-        The node, and the windows along each axis of its array.
+        The node, and the windows along each axis of its array, in the form of `normal`.
     where
         The workers that need the windows; None if that is unknown.
     predicted
         Bytes that workers receive for it beside those of the nodes.
     """
-    wanted = normal(wanted)
     source = source_of(arrays, index)
-    if (index, wanted) in arrays.cut:
-        return arrays.cut[index, wanted]
-    if (index, wanted, where) not in arrays.cut_at:
-        arrays.cut_at[index, wanted, where] = _convert(
-            arrays, index, wanted, source, where, predicted=predicted
-        )
-    return arrays.cut_at[index, wanted, where]
+    name = arrays.cut.get((index, wanted)) or arrays.cut_at.get((index, wanted, where))
+    if name is None:
+        name = _convert(arrays, index, wanted, source, where, predicted=predicted)
+        arrays.cut_at[index, wanted, where] = name
+    return name
 
 
 def copy_blocks(
@@ -105,7 +101,7 @@ def _keep(arrays: WrittenArrays, index: int) -> Source:
     replicas = arrays.tiled.replicas(index)
     if chunks is None:
         return Source(made, tiling.chunks)
-    own = normal(block_windows(chunks))
+    own = block_windows(chunks)
     if (
         replicas is not None
         and is_joined(arrays, index)
@@ -169,7 +165,7 @@ def _convert(
     each = None if copies is None else tuple(sorted(copies.items()))
     suffix = new_layer_name("", source.name, chunks, wanted, where, each)
     token = suffix.rpartition("-")[2]
-    is_cut = not joins(wanted, chunks) and wanted != normal(block_windows(chunks))
+    is_cut = not joins(wanted, chunks) and wanted != block_windows(chunks)
     if where is not None and is_cut:
         # every block is cut from one block, on the worker that has it or a copy of it
         if source.copies is None:
@@ -264,7 +260,7 @@ def _grouped(arrays: WrittenArrays, index: int, wanted: Windows, source: Source)
     held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
     token = new_layer_name("", source.name, joined).rpartition("-")[2]
     name = new_layer_name(JOIN, token, placement=arrays.placement(where, Sharding(held)))
-    blocks_of, halo = normal(block_windows(joined)), None
+    blocks_of, halo = block_windows(joined), None
     view = arrays.views.get(source.name)
     if view is not None:
         if not view.can_cut(blocks_of):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,6 +149,18 @@ class LightTasks:
         if known is None:
             known = self._known[id(function)] = _holds_nothing(function)
         return known
+
+    def have(self, tasks: Sequence[Any]) -> bool:
+        """Whether all of some tasks hold nothing else while they run; many call one function.
+
+        Parameters
+        ----------
+        tasks
+            The tasks.
+        """
+        if not any(getattr(task, "kwargs", None) for task in tasks):
+            tasks = list({id(getattr(task, "func", None)): task for task in tasks}.values())
+        return all(map(self.has, tasks))
 
 
 def _holds_nothing(function: Any) -> bool:

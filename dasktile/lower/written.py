@@ -35,7 +35,7 @@ from dasktile.lower.bundle_limits import BundleLimits
 from dasktile.lower.emit import home_position, placement, step_layer, work_at
 from dasktile.lower.fusible import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
-from dasktile.lower.reshard import Windows, block_windows, lengths, normal
+from dasktile.lower.reshard import Windows, block_windows, lengths
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.window_views import WindowView, viewing
 from dasktile.schedule.placement import Placement, decode, token
@@ -128,7 +128,7 @@ class WrittenArrays:
     def hold(self, index: int, name: str) -> None:
         """Note the layer that holds a node's array in the chunks of its tiling."""
         self.made[index] = name
-        self.cut[index, normal(block_windows(self.tiling(index).chunks))] = name
+        self.cut[index, block_windows(self.tiling(index).chunks)] = name
 
     def describe(self, name: str, index: int, chunks: Chunks) -> None:
         """Add the collection annotations that Dask gives to layers of arrays."""
@@ -295,8 +295,11 @@ class WrittenArrays:
             *self.cut.items(),
             *(((index, windows), name) for (index, windows, _), name in self.cut_at.items()),
         ]
+        whole = set(self.made.values())
         tiles = {
-            name: (lengths(windows), self.node(index).itemsize) for (index, windows), name in cut
+            name: (lengths(windows), self.node(index).itemsize)
+            for (index, windows), name in cut
+            if name not in whole
         }
         made = {
             name: (self.tiling(index).chunks, self.node(index).itemsize)

@@ -302,7 +302,11 @@ class BoxBuilder:
             cuts, of = options.holding(column)
             begin, end = self.ranges(axis.label, cuts)
             extents.append(self.known.extent(begin * axis.width, end * axis.width, of))
-        return Boxes(tuple(extents), self._running(options).meet(finished))
+        present = self._running(options)
+        if not finished.hi.all():
+            both = finished if present.hi.all() else present.meet(finished)
+            present = self.known.extent(both.lo, both.hi, both.of)
+        return self.known.boxed(tuple(extents), present)
 
     def held_second(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box that each worker holds in the second sharding; inactive without one."""

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +44,8 @@ class Overlaps:
 
     def __init__(self) -> None:
         self._factors: dict[object, _Factor] = {}
-        #: The same by their content, so that equal ones are the same object.
-        self._equal: dict[object, _Factor] = {}
+        #: The same by a summary of them, so that equal ones are the same object.
+        self._alike: dict[object, list[_Factor]] = {}
         self._tables: dict[object, Table] = {}
         self._volumes: dict[object, Table] = {}
 
@@ -98,7 +99,12 @@ class Overlaps:
         key = have, want, step, taken
         if key not in self._factors:
             factor = _shared(have.numbered(step), want, taken)
-            self._factors[key] = self._equal.setdefault(factor.content(), factor)
+            alike = self._alike.setdefault(factor.summary(), [])
+            equal = (each for each in alike if np.array_equal(each.shared, factor.shared))
+            known = next(equal, None)
+            if known is None:
+                alike.append(factor)
+            self._factors[key] = factor if known is None else known
         return self._factors[key]
 
 
@@ -118,9 +124,9 @@ class _Factor:
     held: Ints
     need: Ints
 
-    def content(self) -> tuple[object, ...]:
-        """Equal for factors of equal content."""
-        arrays = self.shared, self.held, self.need
+    def summary(self) -> tuple[object, ...]:
+        """Equal for factors of equal content; of `shared`, which may be large, it has the sums."""
+        arrays = self.shared.sum(axis=-1), self.held, self.need
         return self.shared.shape, *(array.tobytes() for array in arrays)
 
 
@@ -128,11 +134,15 @@ def _shared(have: Extent, want: Extent, taken: Taken | None) -> _Factor:
     """The factor of one axis, along which the reader may take some elements only."""
     if taken is not None:
         return _Factor(taken.within(have.lo, have.hi), have.of, want.of)
+    lows, highs = (
+        [bound.astype(np.float64) for bound in each]
+        for each in ((have.lo, want.lo), (have.hi, want.hi))
+    )
     # these arrays may be large
-    shared = np.minimum(have.hi[:, None], want.hi[None])
-    shared -= np.maximum(have.lo[:, None], want.lo[None])
-    np.maximum(shared, 0, out=shared)
-    return _Factor(shared.astype(np.float64), have.of, want.of)
+    shared = np.minimum(highs[0][:, None], highs[1][None])
+    shared -= np.maximum(lows[0][:, None], lows[1][None])
+    np.maximum(shared, 0.0, out=shared)
+    return _Factor(shared, have.of, want.of)
 
 
 class _Group:
@@ -204,29 +214,44 @@ def _split(
     factors: Sequence[_Factor], rows: int, columns: int
 ) -> tuple[list[_Factor], list[_Factor]]:
     """Factors in two groups, such that the product takes least time."""
+    kinds = tuple((len(factor.shared), factor.shared.shape[1]) for factor in factors)
+    is_right = _best_split(kinds, rows, columns)
+    groups = [
+        [factor for factor, is_there in zip(factors, is_right, strict=True) if is_there is right]
+        for right in (False, True)
+    ]
+    return groups[0], groups[1]
 
-    def pairs(some: Sequence[_Factor]) -> int:
-        made = math.prod(len(factor.shared) for factor in some)
-        read = math.prod(factor.shared.shape[1] for factor in some)
+
+@lru_cache(maxsize=1024)
+def _best_split(kinds: tuple[tuple[int, int], ...], rows: int, columns: int) -> tuple[bool, ...]:
+    """For every factor, whether it is in the second group.
+
+    Parameters
+    ----------
+    kinds
+        For every factor, the kinds of the holder and of the reader.
+    rows, columns
+        Numbers of candidates of both.
+    """
+
+    def pairs(some: Sequence[tuple[int, int]]) -> int:
+        made = math.prod(held for held, _ in some)
+        read = math.prod(need for _, need in some)
         return min(made, rows) * min(read, columns)
 
-    def operations(groups: tuple[list[_Factor], list[_Factor]]) -> float:
-        left, right = map(pairs, groups)
-        multiplied = left * right * MULTIPLIED if groups[1] else 0.0
-        return multiplied + sum(pairs(some) * len(some) for some in groups)
-
-    splits = []
-    rest = factors[1:]
-    choices: Iterable[tuple[bool, ...]] = itertools.product((False, True), repeat=len(rest))
-    if len(factors) > MOST_SPLIT:
-        choices = (
-            tuple(axis >= first for axis in range(len(rest))) for first in range(len(factors))
+    def operations(is_right: tuple[bool, ...]) -> float:
+        left, right = (
+            [each for each, is_there in zip(kinds, is_right, strict=True) if is_there is side]
+            for side in (False, True)
         )
-    for chosen in choices:
-        right = [factor for factor, is_right in zip(rest, chosen, strict=True) if is_right]
-        left = [
-            *factors[:1],
-            *(each for each, is_right in zip(rest, chosen, strict=True) if not is_right),
-        ]
-        splits.append((left, right))
-    return min(splits, key=operations)
+        multiplied = pairs(left) * pairs(right) * MULTIPLIED if right else 0.0
+        return multiplied + sum(pairs(some) * len(some) for some in (left, right))
+
+    if not kinds:
+        return ()  # of arrays without axes
+    others = len(kinds) - 1
+    choices: Iterable[tuple[bool, ...]] = itertools.product((False, True), repeat=others)
+    if len(kinds) > MOST_SPLIT:
+        choices = (tuple(axis >= first for axis in range(others)) for first in range(len(kinds)))
+    return min(((False, *chosen) for chosen in choices), key=operations)

@@ -289,6 +289,24 @@ def test_fusion_leaves_no_task_that_dask_fuses_with_another_workers() -> None:
     assert "l" not in ops(graph.fused("s", light="l"))
 
 
+def test_groups_of_the_same_layers_may_have_other_forms() -> None:
+    graph = Graph()
+    graph.add("a")
+    graph.add("b", "a")
+    graph.add("c", "a", "b")
+    graph.add("d", "c")
+    # on the second worker, c reads only b, and d reads a, too
+    own = Task((name("c"), 1), total, 1, TaskRef((name("b"), 1)))
+    graph.layers[name("c")][own.key] = own
+    last = Task((name("d"), 1), total, 1, TaskRef((name("a"), 1)), TaskRef((name("c"), 1)))
+    graph.layers[name("d")][last.key] = last
+    graph.dependencies[name("d")].add(name("a"))
+    fused = graph.fused("d")
+    assert ops(fused) == {"d"}
+    steps = [list(fused_tasks(task)) for task in fused.layers[name("d")].values()]
+    assert [[key[0][0] for key in keys] for keys in steps] == [list("abcd")] * 2
+
+
 def test_keys_without_a_block_are_accepted() -> None:
     graph = diamond()
     for key in [(name("b"), "extra", 0), name("c")]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dasktile.ir import Sharding, Share
-from dasktile.lower.names import part_layer_name
+from dasktile.lower.names import of_sizes, part_layer_name
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import MAX_BLOCKS, Placement, decode, encode
 
@@ -126,3 +127,11 @@ def test_names_of_parts_depend_on_their_keys_and_not_on_the_order_of_them() -> N
     others = [keys[:2], [("y", *key[1:]) for key in keys], [*keys, ("y", 0, 1)], [*keys, "x"]]
     assert len({name, *(part_layer_name("x", other) for other in others)}) == 5
     assert part_layer_name("x", ["x", ("x", 0)]) == part_layer_name("x", [("x", 0), "x"])
+
+
+def test_the_text_for_sizes_tells_them_from_those_along_other_axes() -> None:
+    some = [((1, 2), (3,)), ((1,), (2, 3)), ((1, 2, 3),), ((1, 2), (3,), ()), ((3, 2), (1,))]
+    texts = {of_sizes(*content) for content in [[chunks] for chunks in some]}
+    assert len(texts) == len(some)
+    assert of_sizes(some[0], some[1]) not in {*texts, of_sizes(some[1], some[0])}
+    assert of_sizes(((np.int64(1), 2), (3,))) == of_sizes(some[0])  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ cut first, so that no worker receives more of them than it keeps.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, product, repeat
 from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
@@ -37,11 +37,8 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
     summed = [label for label in range(len(counts)) if label not in kernel.output]
     mesh_groups = _groups(summed, counts, [_runs(context, label) for label in summed])
     partial = context.step("partial", context.work_at)
-    operands_of = _operands(context)
-
-    results: dict[Key, GraphNode] = {}
-    steps: dict[Key, GraphNode] = {}
-    partials: dict[Block, list[Key]] = {}
+    #: For every block of the result, and every part of the mesh, the blocks of the loop nest.
+    chains: list[tuple[Block, list[list[Block]]]] = []
     for block in product(*(range(len(sizes)) for sizes in coarse)):
         full = [0] * len(counts)
         for label, at in zip(kernel.output, block, strict=True):
@@ -51,22 +48,27 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
             if context.leader is None
             else _groups_by_home(context, summed, counts, full)
         )
-        direct = len(groups) == 1 and not finer
+        chains.append((block, [list(_full_blocks(full, summed, group)) for group in groups]))
+    every = [full for _, groups in chains for group in groups for full in group]
+    operands = _operands(context, every)
+
+    results: dict[Key, GraphNode] = {}
+    steps: dict[Key, GraphNode] = {}
+    partials: dict[Block, list[Key]] = {}
+    for block, groups_of_block in chains:
+        direct = len(groups_of_block) == 1 and not finer
         last: list[Key] = []
-        for group in groups:
+        for group in groups_of_block:
             before: Key | None = None
-            for number, chosen in enumerate(group):
-                for label, at in zip(summed, chosen, strict=True):
-                    full[label] = at
-                operands = operands_of(full)
+            for number, full_block in enumerate(group):
                 if direct and number == len(group) - 1:
                     key, layer = (name, *block), results
                 else:
-                    key, layer = (partial, *full), steps
+                    key, layer = (partial, *full_block), steps
                 if before is None:
-                    layer[key] = Task(key, multiply, kernel, *operands)
+                    layer[key] = Task(key, multiply, kernel, *next(operands))
                 else:
-                    layer[key] = Task(key, accumulate, kernel, TaskRef(before), *operands)
+                    layer[key] = Task(key, accumulate, kernel, TaskRef(before), *next(operands))
                 before = key
             if before is not None and not direct:
                 last.append(before)
@@ -124,30 +126,33 @@ def _groups_by_home(
     return [groups[position] for position in sorted(groups)]
 
 
-def _operands(context: LoweringContext) -> Callable[[Sequence[int]], list[TaskRef]]:
-    """A function: the blocks of the inputs that a block of the loop nest reads.
+def _full_blocks(
+    full: list[int], summed: Sequence[int], chosen: Sequence[Block]
+) -> Iterator[Block]:
+    """A block of the loop nest with each of some blocks of the summed labels."""
+    for at in chosen:
+        for label, number in zip(summed, at, strict=True):
+            full[label] = number
+        yield tuple(full)
+
+
+def _operands(context: LoweringContext, every: Sequence[Block]) -> Iterator[tuple[TaskRef, ...]]:
+    """For every block of the loop nest, the blocks of the inputs that it reads.
 
     Many read the same block, which is one object for all of them.
     """
-    inputs = [
-        (name, number in context.copied, [axis.label for axis in edge.axes])
-        for number, (edge, name) in enumerate(zip(context.node.edges, context.inputs, strict=True))
-    ]
-    known: dict[Key, TaskRef] = {}
-
-    def read(full: Sequence[int]) -> list[TaskRef]:
-        operands = []
-        for name, copied, labels in inputs:
-            key: Key = (name, *[0 if label is None else full[label] for label in labels])
-            if copied:
-                key = (name, context.home_position(full), *key[1:])
-            ref = known.get(key)
-            if ref is None:
-                ref = known[key] = TaskRef(key)
-            operands.append(ref)
-        return operands
-
-    return read
+    columns = list(zip(*every, strict=True))
+    operands: list[Iterator[TaskRef]] = []
+    for number, (edge, name) in enumerate(zip(context.node.edges, context.inputs, strict=True)):
+        numbers: list[Iterable[int]] = [
+            repeat(0) if axis.label is None else columns[axis.label] for axis in edge.axes
+        ]
+        if number in context.copied:
+            numbers.insert(0, map(context.home_position, every))
+        keys = list(islice(zip(repeat(name), *numbers, strict=False), len(every)))
+        refs = {key: TaskRef(key) for key in dict.fromkeys(keys)}
+        operands.append(map(refs.__getitem__, keys))
+    return zip(*operands, strict=True)
 
 
 def _summed(

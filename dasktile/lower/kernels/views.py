@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, product, repeat
 from typing import Any
@@ -63,17 +63,34 @@ def _gather(kernel: Gather, context: LoweringContext) -> EmittedLayers:
         for axis in edge.axes
     ]
     reads = zip(repeat(source), *at, strict=False)
-    shapes = product(*context.tiling.chunks)
-    tasks: dict[Key, GraphNode] = {}
-    is_element = context.node.op == "getitem" and edge.axes and not context.tiling.chunks
-    for key, read, shape in zip(keys, reads, shapes, strict=False):
-        if is_element:
-            tasks[key] = Task(key, element, TaskRef(read))
-            continue
-        tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), shape)
     emitted = EmittedLayers()
-    emitted.add(context.name, tasks, {source})
+    if context.node.op == "getitem" and edge.axes and not context.tiling.chunks:
+        nodes: Iterator[GraphNode] = map(Task, keys, repeat(element), map(TaskRef, reads))
+    else:
+        shapes = product(*context.tiling.chunks)
+        nodes = _all_arranged(keys, reads, kernel.order, len(edge.axes), shapes)
+    emitted.add(context.name, dict(zip(keys, nodes, strict=True)), {source})
     return emitted
+
+
+def _all_arranged(
+    keys: Iterable[Key],
+    reads: Iterable[Key],
+    order: Sequence[int | None],
+    ndim: int,
+    shapes: Iterable[tuple[int, ...]],
+) -> Iterator[GraphNode]:
+    """As `_arranged` for many windows, column by column."""
+    if _in_place(order, ndim):
+        return map(Alias, keys, reads)
+    order = tuple(order)
+    function = _function(order, ndim)
+    arguments: list[Iterable[Any]] = [map(TaskRef, reads)]
+    if function is not repeated:
+        arguments.append(repeat(order))
+    if function is not np.transpose:
+        arguments.append(shapes)
+    return map(Task, keys, repeat(function), *arguments)
 
 
 def _arranged(

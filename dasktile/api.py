@@ -91,8 +91,9 @@ def optimize(
     -------
     collections
         The same collections: one for one, a tuple for several, an empty tuple for none. A
-        collection for which no plan is cheaper is returned as the very same object, or without the
-        tasks that it does not need, if these are nearly all of a large graph.  With `chunks` that
+        collection for which no plan is cheaper is returned as the very same object, or with workers
+        for the same tasks where these receive no more bytes then, or without the tasks that it does
+        not need, if these are nearly all of a large graph.  With `chunks` that
         it does not have, it is what Dask's ``rechunk`` returns.
 
     Raises

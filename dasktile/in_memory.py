@@ -27,7 +27,6 @@ from dasktile.planning import (
 from dasktile.predicted import (
     InputRun,
     is_predictable,
-    predicted_input,
     received_at_places,
     wanted_keys_of,
     wanted_of,
@@ -108,12 +107,12 @@ def unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> 
         return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
     if not there or is_little or not is_predictable(request):
         return plan
-    wanted = wanted_of(request, plan)
-    run = predicted_input(request, wanted, there=there)
+    stock = InputRun(request, plan, there)
+    run = stock.prediction
     if run is not None and run.spilled:
         return plan
     if run is None:
-        tasks = tasks_of_input(request.graph, wanted_keys_of(request, wanted))
+        tasks = tasks_of_input(request.graph, wanted_keys_of(request, wanted_of(request, plan)))
         run = Prediction(math.inf, sys.maxsize, 0, tasks=tasks, guessed=math.inf)
     # guesses of sizes are upper bounds
     is_known = run.is_sound or run.moved < CLEARLY_LESS * after
@@ -139,7 +138,6 @@ def unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> 
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
     kept = unchanged(plan, verdict)
     kept = replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
-    stock = InputRun(request, plan, there)
     return or_none(partial(with_workers, request, captured, kept, stock)) or kept
 
 

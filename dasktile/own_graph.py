@@ -37,12 +37,16 @@ from dasktile.predicted import (
     received_at_places,
     with_own_prediction,
 )
-from dasktile.prediction import MOST_UNEVEN, Prediction
+from dasktile.prediction import Prediction
 from dasktile.request import Request
 
 #: Seconds over those of the simulated run of Dask's own graph up to which its tasks get workers
 #: (chosen: in ten runs of some graphs, Dask's workers received twice the bytes of that run).
 HARDLY_SLOWER = 1.1
+
+#: Bytes that one worker makes in that run over the mean, from which Dask would give tasks to idle
+#: workers (chosen: half of the workers have all).
+MOST_UNEVEN = 2
 
 #: Why arrays keep their chunks in the plan of that graph, which nobody sees.
 _OWN = "the graph is Dask's own"
@@ -147,9 +151,9 @@ def _is_no_worse(run: Prediction, own: Prediction) -> bool:
         return False
     if own.from_memory:
         return not run.spilled
-    # if few workers have most of the work, Dask gives tasks to idle ones
-    is_even = own.uneven <= MOST_UNEVEN
-    return is_even and replace(run, seconds=run.seconds / HARDLY_SLOWER).dominates(own)
+    return own.uneven <= MOST_UNEVEN and replace(
+        run, seconds=run.seconds / HARDLY_SLOWER
+    ).dominates(own)
 
 
 def _fused(request: Request) -> Request:

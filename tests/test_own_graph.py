@@ -52,6 +52,17 @@ def test_received_bytes_are_those_predicted(array: da.Array) -> None:
     np.testing.assert_array_equal(planned.compute(), array.compute())
 
 
+def test_a_plan_that_moves_more_takes_no_less_time() -> None:
+    x = noise((400, 60, 50), (25, 60, 50))
+    rows = np.random.default_rng(0).permutation(400)
+    array = da.concatenate([x[rows], x[::-1]])
+    told = dasktile.explain(array, keep_chunks=True)
+    assert NO_GAIN in {row.reason for row in told.nodes}
+    assert told.received_after <= told.received_before
+    planned = dasktile.optimize(array, keep_chunks=True)
+    np.testing.assert_array_equal(planned.compute(), array.compute())
+
+
 def test_several_results_of_one_graph() -> None:
     [half] = reindex_fine(0.1)
     planned = dasktile.optimize(half)

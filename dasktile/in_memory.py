@@ -103,8 +103,7 @@ def unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> 
     # sizes of such blocks are what their functions make of them: the model must save bytes
     by_block = there and is_little and not request.gathered and _follows_by_block(planned)
     if by_block and after > CLEARLY_LESS * before:
-        kept = unchanged(plan, THERE_UNKNOWN.format(format_bytes(after)))
-        return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+        return _kept(plan, THERE_UNKNOWN.format(format_bytes(after)))
     if not there or is_little or not is_predictable(request):
         return plan
     stock = InputRun(request, plan, there)
@@ -136,9 +135,14 @@ def unless_more_moved(request: Request, captured: Captured, plan: Candidate) -> 
         # also if it is an upper bound: that is far less than the plan moves
         plan = replace(plan, before=replace(run, guessed=0.0))
         verdict = THERE.format(format_bytes(run.moved), format_bytes(after))
-    kept = unchanged(plan, verdict)
-    kept = replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
+    kept = _kept(plan, verdict)
     return or_none(partial(with_workers, request, captured, kept, stock)) or kept
+
+
+def _kept(plan: Candidate, verdict: str) -> Candidate:
+    """The input as it is, for a reason; no bound covers its run."""
+    kept = unchanged(plan, verdict)
+    return replace(kept, planned=replace(kept.planned, plan=without_bound(kept.planned.plan)))
 
 
 def bytes_there(program: Program) -> int:

@@ -30,6 +30,7 @@ from dasktile.planning import (
     is_shuffle,
     lower_plan,
     plan_request,
+    without_bound,
 )
 from dasktile.predicted import (
     InputRun,
@@ -39,9 +40,10 @@ from dasktile.predicted import (
 )
 from dasktile.prediction import Prediction
 from dasktile.request import Request
+from dasktile.tiling.plan import TilingPlan
 
 #: Seconds over those of the simulated run of Dask's own graph up to which its tasks get workers
-#: (chosen: in ten runs of some graphs, Dask's workers received twice the bytes of that run).
+#: (chosen: in runs of some graphs, Dask's workers received up to twice the bytes of that run).
 HARDLY_SLOWER = 1.1
 
 #: Bytes that one worker makes in that run over the mean, from which Dask would give tasks to idle
@@ -96,6 +98,7 @@ def with_workers(
     planned = plan_request(request, captured, settings, own.planned, keep=reason)
     if planned.plan.tiled is None:
         return own
+    planned = replace(planned, plan=_receiving(planned.plan, received))
     return replace(placed, planned=planned, before=before, after=after, is_own=True)
 
 
@@ -114,6 +117,19 @@ def graph_again(
     fused = _fused(request)
     divided = _divided(fused, captured, stock)
     return None if divided is None else lower_plan(fused, divided.planned, form)
+
+
+def _receiving(plan: TilingPlan, received: int) -> TilingPlan:
+    """A plan with the bytes that are received in all, counted for its last result.
+
+    The model would place the blocks of each array in boxes on a grid.
+    """
+    last = plan.program.outputs[-1]
+    moved = tuple(received * (index == last) for index in range(len(plan.program.nodes)))
+    plan = replace(plan, after=replace(plan.after, moved=moved, handed=(), by_worker=()))
+    if received < plan.lower_bound:
+        return without_bound(plan)  # no tiles on a grid are where these blocks are
+    return replace(plan, proven_optimal=plan.proven_optimal and received == plan.lower_bound)
 
 
 def _divided(fused: Request, captured: Captured, stock: InputRun) -> Candidate | None:

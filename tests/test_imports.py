@@ -404,6 +404,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "predicted",
             "prediction",
             "request",
+            "tiling.plan",
         },
         {"dask"},
     ),

@@ -14,8 +14,8 @@ import numpy as np
 from dasktile.capture.base import Captured
 from dasktile.capture.from_memory import DataOfArray, data_of_arrays
 from dasktile.cluster.target import Machine
-from dasktile.ir import ArrayType, Node, Program, workers_of_positions
-from dasktile.schedule.homes import has_homes
+from dasktile.ir import ArrayType, Node, Program
+from dasktile.schedule.homes import positions_of
 from dasktile.schedule.placement import decode, primary
 from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
 
@@ -358,11 +358,9 @@ def _blocks(node: Node) -> Iterable[tuple[int, ...]]:
 def _planned(name: str, workers: int) -> Callable[[Sequence[int]], int] | None:
     """The position that an earlier plan gives a block, in a mesh of so many positions, if any."""
     placement = decode(name)
-    if placement is None or placement.follow is not None:
+    there = positions_of(placement, workers)
+    if placement is None or there is None:
         return None
-    if not has_homes(placement.positions, workers):
-        return None
-    there = workers_of_positions(placement.positions, workers)
     return lambda index: there[placement.position(index)]
 
 

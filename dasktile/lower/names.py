@@ -103,11 +103,6 @@ def new_layer_name(op: str, *content: object, placement: Placement | None = None
     return f"{op}{MARK}{_code(placement)}{token_of(repr(content))}"
 
 
-def inner_suffix(name: str) -> str:
-    """What names end with of tasks in the layer `name` that make parts of its array."""
-    return new_layer_name("", name)
-
-
 def is_of_bundles(name: object) -> bool:
     """Whether the layer of this name has bundles, and tasks between them."""
     return isinstance(name, str) and name.startswith(f"{BUNDLES}{MARK}")

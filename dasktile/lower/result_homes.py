@@ -13,9 +13,9 @@ from typing import Any
 from dasktile._compat.dask import Alias
 from dasktile.capture.base import Captured
 from dasktile.capture.references import Key, head_of
-from dasktile.ir import Kind, Node, Program, workers_of_positions
+from dasktile.ir import Kind, Node, Program
 from dasktile.lower.bundle_tasks import keys_in
-from dasktile.schedule.homes import has_homes
+from dasktile.schedule.homes import positions_of
 from dasktile.schedule.placement import decode, is_written
 
 
@@ -76,9 +76,8 @@ def _own_keys(task: Any) -> Iterator[Key]:
 def _position(key: Key, workers: int) -> int | None:
     """The mesh position that a key gives on so many workers; None if it gives none."""
     placement = decode(head_of(key)) if type(key) is tuple else None
-    if placement is None or placement.follow is not None:
+    there = positions_of(placement, workers)
+    if placement is None or there is None:
         return None
     position = placement.position_of(key[1:])
-    if position is None or not has_homes(placement.positions, workers):
-        return None
-    return workers_of_positions(placement.positions, workers)[position]
+    return None if position is None else there[position]

@@ -60,6 +60,27 @@ def has_homes(positions: int, workers: int) -> bool:
     return 2 * positions > min(workers, MAX_WORKERS)
 
 
+def positions_of(placement: Placement | None, workers: int) -> Sequence[int] | None:
+    """For every position of a plan's mesh, that on a mesh of so many workers.
+
+    Parameters
+    ----------
+    placement
+        The placement of a layer; None if its name gives none.
+    workers
+        Number of workers.
+
+    Returns
+    -------
+    The positions; None where tasks of the layer have none, or follow data.
+    """
+    if placement is None or placement.follow is not None:
+        return None
+    if not has_homes(placement.positions, workers):
+        return None
+    return workers_of_positions(placement.positions, workers)
+
+
 class LayerTable(dict[Any, "LayerHomes | None"]):
     """Homes of layers by name, as :meth:`Homes.layer` gives them; each name is parsed once."""
 

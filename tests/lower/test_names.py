@@ -134,4 +134,5 @@ def test_the_text_for_sizes_tells_them_from_those_along_other_axes() -> None:
     texts = {of_sizes(*content) for content in [[chunks] for chunks in some]}
     assert len(texts) == len(some)
     assert of_sizes(some[0], some[1]) not in {*texts, of_sizes(some[1], some[0])}
+    # sizes of the user's arrays may be numbers of NumPy, which the annotation does not name
     assert of_sizes(((np.int64(1), 2), (3,))) == of_sizes(some[0])  # type: ignore[arg-type]

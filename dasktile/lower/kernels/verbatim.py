@@ -12,7 +12,7 @@ from dasktile._compat.dask import Alias, GraphNode, TaskRef
 from dasktile.capture.base import GraphView, Verbatim, added_axes
 from dasktile.capture.references import Key, head_of, with_head
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
-from dasktile.lower.names import COMMON, inner_suffix, new_layer_name
+from dasktile.lower.names import COMMON, new_layer_name
 from dasktile.schedule.placement import Placement
 
 
@@ -143,15 +143,20 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     ):
         return _renamed_blockwise(view, layer, new, reads)
     tasks = view.tasks(name)
-    suffix = inner_suffix(new)
+    suffix = _suffix(new)
     subs: dict[Key, Key] = {key: _renamed_key(key, name, new, suffix) for key in tasks}
     mapping = _renamed_tasks(view, tasks, subs, reads)
     return MaterializedLayer(mapping, annotations=layer.annotations)
 
 
+def _suffix(new: str) -> str:
+    """What first items of keys get in a copy as layer `new`, where they are not its name."""
+    return new_layer_name("", new)
+
+
 def _renamed_heads(view: GraphView, name: str, new: str) -> dict[Any, str]:
     """The first items of the keys in a copy of layer `name` as layer `new`, by those before."""
-    suffix = inner_suffix(new)
+    suffix = _suffix(new)
     heads = {head_of(key) for key in view.tasks(name)} - {name}
     return {head: f"{head}{suffix}" for head in heads}
 
@@ -184,7 +189,7 @@ def _read_key(view: GraphView, key: Key, reads: Mapping[str, str]) -> Key:
         layer = view.layers.get(old)
         if layer is not None and not isinstance(layer, Blockwise) and key in layer:
             # a key that does not start with the name of its layer
-            return _renamed_key(key, old, new, inner_suffix(new))
+            return _renamed_key(key, old, new, _suffix(new))
     return key
 
 

@@ -85,12 +85,8 @@ def _all_arranged(
         return map(Alias, keys, reads)
     order = tuple(order)
     function = _function(order, ndim)
-    arguments: list[Iterable[Any]] = [map(TaskRef, reads)]
-    if function is not repeated:
-        arguments.append(repeat(order))
-    if function is not np.transpose:
-        arguments.append(shapes)
-    return map(Task, keys, repeat(function), *arguments)
+    given = _given(function, repeat(order), shapes)
+    return map(Task, keys, repeat(function), map(TaskRef, reads), *given)
 
 
 def _arranged(
@@ -120,11 +116,14 @@ def _task(
 ) -> Task:
     order, shape = tuple(order), tuple(shape)
     function = _function(order, ndim)
+    return Task(key, function, TaskRef(read), *_given(function, order, shape))
+
+
+def _given(function: Callable[..., Any], order: Any, shape: Any) -> tuple[Any, ...]:
+    """Of an order and a shape, what a function of `_function` takes."""
     if function is np.transpose:
-        return Task(key, function, TaskRef(read), order)
-    if function is repeated:
-        return Task(key, function, TaskRef(read), shape)
-    return Task(key, function, TaskRef(read), order, shape)
+        return (order,)
+    return (shape,) if function is repeated else (order, shape)
 
 
 @lru_cache(maxsize=64)
